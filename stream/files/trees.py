@@ -205,7 +205,7 @@ def holds_more(fd: int, status: os.stat_result, limit: int) -> bool:
 
 
 def pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
-    """Yield what lies between two places of a file."""
+    """Yield the data and holes that lie between two places of a file."""
     for start, stop in _data_extents(fd, begin, end):
         yield from _parts(start - begin)
         yield from _read_chunks(fd, start, stop)
@@ -313,7 +313,7 @@ class Copy:
             return stat.S_IFDIR | _harmless_mode(source, os.fstat(self._descent.fd))
 
     def leave_folder(self) -> None:
-        """Leave a folder, and give it its mode and times."""
+        """Leave a folder of the copy, and give it its mode and times."""
         with self._named_failure():
             self._finish_folder()
             self._descent.leave_folder()
@@ -324,7 +324,7 @@ class Copy:
         os.utime(fd, ns=(source.st_atime_ns, source.st_mtime_ns))
 
     def make_link(self, name: bytes, link: bytes, source: os.stat_result) -> os.stat_result:
-        """Make a symbolic link, and return its status."""
+        """Make a symbolic link in the copy, and return its status."""
         times = (source.st_atime_ns, source.st_mtime_ns)
         with self._named_failure(name):
             os.symlink(link, name, dir_fd=self._descent.fd)
@@ -360,7 +360,7 @@ class Copy:
         return self._can_clone
 
     def write(self, piece: Piece) -> None:
-        """Write a piece to the open file."""
+        """Write a piece, data or a hole, to the open file of the copy."""
         if self._is_clone:
             return
         try:
@@ -491,7 +491,7 @@ class _Remover:
         return iter([name for name, _ in folders])
 
     def leave_folder(self, name: bytes) -> None:
-        """Remove a folder that is empty by now."""
+        """Remove a folder of the tree that is empty by now."""
         try:
             os.rmdir(name, dir_fd=self._descent.fd)
         except OSError as error:

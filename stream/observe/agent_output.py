@@ -251,7 +251,7 @@ class _Items:
         self.is_whole = False
 
     def feed(self, block: bytes) -> Iterator[bytes]:
-        """Yield the objects that a block completes."""
+        """Yield the objects of the agent's output that a block completes."""
         place = start = 0
         while place < len(block):
             if self._is_over:

@@ -52,8 +52,8 @@ async def archive_run(
     """
     run = RunFolder(folder)
 
-    def prepare() -> tuple[str, list[Entry], dict[str, bytes]]:
-        """Find out what goes into the archive."""
+    def find_entries() -> tuple[str, list[Entry], dict[str, bytes]]:
+        """Check the run, and return its id, its files and those to be made for the archive."""
         run.check()
         _check_archive_outside_run(folder, target)
         _check_run_finished(run)
@@ -61,7 +61,7 @@ async def archive_run(
         missing = {} if HEALTH_FILE in names_of(folder) else files_without_feed(run_id, run)
         return run_id, entries_of_run(folder, recorded or {}), missing
 
-    run_id, entries, missing = await to_thread.run_sync(prepare)
+    run_id, entries, missing = await to_thread.run_sync(find_entries)
     sink = Archive(target, lambda _: (run_id, missing), force=force)
     async with sink.open() as write:
         await write(Batch(ENTRIES, entries))

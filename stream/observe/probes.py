@@ -59,7 +59,8 @@ class ProbeRecorder:
         self.troubles.append(f"the probes: {why}")
 
     def _write_descriptor(self, started: StartedPlan, settings: RunSettings) -> RecordedFile | None:
-        """The descriptor goes with the records, where nobody would know it by its name."""
+        """Write the probes' descriptor into the run folder, where nobody would know it by its
+        name."""
         descriptor = started.plan.descriptor
         if descriptor.is_bundled:
             return None

@@ -79,7 +79,7 @@ _CENSORED = ("request", "agent_action", "evaluation")
 
 
 def not_evaluated() -> Evaluation:
-    """The evaluation of an event before there is one."""
+    """Return the evaluation that an event of the run has before there is one."""
     return Evaluation(
         Alignment("unknown", None, [], []),
         Checked("unknown", [], None),
@@ -202,7 +202,7 @@ class RunSettings(Struct, kw_only=True):
 
     @property
     def origin(self) -> str:
-        """A folder in which the command can be found before there is a workspace."""
+        """Return a folder in which the agent's command can be found before there is a workspace."""
         if self.workspace_mode == "here":
             return str(self.workspace)
         return str(self.source or self.folder)
@@ -241,7 +241,7 @@ class RunSettings(Struct, kw_only=True):
 
     @property
     def program_place(self) -> Path | None:
-        """The file of the agent, where its version can be looked up."""
+        """Return the file of the agent, where its version can be looked up."""
         if self.agent_program is None:
             return None
         return Path(self.origin, self.agent_program)
@@ -402,8 +402,8 @@ def leads_out(name: str) -> bool:
 
 
 def find_program(name: str, source: Path | None) -> str | None:
-    """What a shell in the workspace would start, executable or not; what is not there, or leads
-    out of it, as a shell here would. `source`: what is or will be in the workspace."""
+    """Return what a shell in the workspace would start, executable or not; what is not there, or
+    leads out of it, as a shell here would. `source`: what is or will be in the workspace."""
     if "/" in name:
         if source is not None and not leads_out(name) and os.path.lexists(source / name):
             return name

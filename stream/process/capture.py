@@ -129,7 +129,7 @@ class _TreeWatch:
         return not self._open
 
     async def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Read what comes until the condition holds."""
+        """Read what the program writes until the condition holds."""
         while not is_done():
             await wait_readable(self._selector)
             for key, _ in self._selector.select(0):
@@ -174,9 +174,9 @@ async def _settle_tree(watch: _TreeWatch) -> list[str]:
 
 
 async def _stop_tree(watch: _TreeWatch) -> None:
-    """End a tree, but let its traps clean up first."""
+    """End a process tree, but let its traps clean up first."""
     if not watch.tree.is_over:
-        Reaper.get().signal(watch.tree, signal.SIGTERM)
+        Reaper.get().signal_tree(watch.tree, signal.SIGTERM)
         with move_on_after(KILL_AFTER):
             await watch.wait_until(watch.has_ended)
     await _end_tree(watch.tree)
@@ -193,7 +193,7 @@ async def _end_tree(tree: Tree) -> list[str]:
         is_done = containment.kill()
     found = containment.killed
     if not found and not containment.is_empty():  # nobody caught is not nobody left
-        found = Reaper.get().living(tree)
+        found = Reaper.get().living_of_tree(tree)
     return list(found.values())
 
 

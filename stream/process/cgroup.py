@@ -23,7 +23,7 @@ class Cgroup(Struct):
         (self.path.parent / "cgroup.procs").write_text("0")
 
     def list_members(self) -> list[int]:
-        """List the processes in it."""
+        """List the processes in the control group."""
         try:
             return [int(pid) for pid in (self.path / "cgroup.procs").read_text().split()]
         except OSError:
@@ -39,7 +39,7 @@ class Cgroup(Struct):
             (self.path / "cgroup.kill").write_text("1")
 
     def remove_group(self) -> None:
-        """Remove the group if nobody is left in it."""
+        """Remove the control group if nobody is left in it."""
         with suppress(OSError):  # what is still in it holds it
             if os.getpid() in self.list_members():
                 self.leave_group()

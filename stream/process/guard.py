@@ -111,7 +111,7 @@ class Interrupts:
         self._listeners = [listener]
 
     def pass_signal_on(self, number: int) -> None:
-        """Note a signal, and pass it to the listeners."""
+        """Note a signal to the recorder, and pass it to the listeners."""
         self.numbers.append(number)
         for listener in self._listeners:
             listener(number)

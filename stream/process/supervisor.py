@@ -187,7 +187,7 @@ class _Supervisor:
         # First: whoever learns of the end may end what is left.
         outlived: Names = {}
         if not self._is_empty():
-            outlived = Reaper.get().living(tree) or {(0, 0): "one of its control group"}
+            outlived = Reaper.get().living_of_tree(tree) or {(0, 0): "one of its control group"}
         self._report(Exited(code, self._leader_seen))
         return outlived
 
@@ -199,7 +199,7 @@ class _Supervisor:
         self._wait_until(self._is_empty, self._order.grace)
         if self._is_empty():
             return killed
-        killed |= Reaper.get().living(self._tree)
+        killed |= Reaper.get().living_of_tree(self._tree)
         if not self._is_orphaned:
             self._terminate_tree(self._is_empty)
         return self._kill_tree() | killed
@@ -229,8 +229,8 @@ class _Supervisor:
         return Containment([self._tree], self._cgroup).is_empty()
 
     def _terminate_tree(self, is_done: Callable[[], bool]) -> None:
-        """Let the tree end itself."""
-        Reaper.get().signal(self._tree, signal.SIGTERM)
+        """Ask the process tree to end itself."""
+        Reaper.get().signal_tree(self._tree, signal.SIGTERM)
         self._give_up_at = None
         self._wait_until(is_done, KILL_AFTER)
 
@@ -238,7 +238,7 @@ class _Supervisor:
         """Kill the tree, and name it. Bounded: what is stuck in the kernel is not waited for."""
         if self._cgroup is not None:
             self._cgroup.leave_group()
-        living = Reaper.get().living(self._tree)
+        living = Reaper.get().living_of_tree(self._tree)
         return Containment([self._tree], self._cgroup).end() | living
 
     def _wait_until(self, is_done: Callable[[], bool], seconds: float | None) -> None:

@@ -93,7 +93,7 @@ def start_tree(
     except OSError as error:
         raise spawn_error(error, cwd) from None
     tree = Tree(leader, mark, is_alone, started)
-    reaper.add(tree)
+    reaper.add_tree(tree)
     return tree
 
 
@@ -168,13 +168,13 @@ class Tree:
         return not process.ended or not reap_child(process.pid)
 
     def end_tracer(self) -> None:
-        """Kill its tracer, if it has one."""
+        """Kill the tracer of the process tree, if it has one."""
         if self.tracer is not None and self.has_tracer():
             with suppress(ProcessLookupError):
                 os.kill(self.tracer[0], signal.SIGKILL)  # our own child: its number is not reused
 
     def close(self) -> None:
-        """Close what is open of it."""
+        """Close the descriptors of the process tree that are open."""
         for pipe in self._outputs:
             pipe.close()
         os.close(self.exit_fd)
@@ -233,7 +233,7 @@ class Containment:
         for tree in left:
             if now > began + GIVE_UP / 2:
                 tree.end_tracer()
-            self.killed = reaper.kill(tree) | self.killed
+            self.killed = reaper.kill_tree(tree) | self.killed
         return False
 
     def end(self) -> Names:
@@ -271,7 +271,7 @@ class Reaper:
 
     @classmethod
     def get(cls) -> Reaper:
-        """Return the one of this process."""
+        """Return the one reaper of this process."""
         if cls._instance is None:
             cls._instance = cls()
         return cls._instance
@@ -280,8 +280,8 @@ class Reaper:
         """Tell whether nothing runs that could leave an orphan to us."""
         return not (self.trees or self._orphans(lambda orphan: True) or self._is_flooded)
 
-    def add(self, tree: Tree) -> None:
-        """Take a tree whose orphans will come."""
+    def add_tree(self, tree: Tree) -> None:
+        """Take a process tree whose orphans will come."""
         for other in self.trees:
             other.is_alone = False
         self.trees.append(tree)
@@ -291,8 +291,8 @@ class Reaper:
         self.trees.remove(tree)
         tree.close()
 
-    def signal(self, tree: Tree, number: signal.Signals) -> None:
-        """Send a signal to every living member of a tree."""
+    def signal_tree(self, tree: Tree, number: signal.Signals) -> None:
+        """Send a signal to every living member of a process tree."""
         # The group first, at once: one that forks without end is stopped best at its root.
         tree.signal_group(number)
         if not self.can_contain:
@@ -301,7 +301,7 @@ class Reaper:
             if process.group != tree.leader.pid:
                 send_signal(process, number)
 
-    def kill(self, tree: Tree) -> Names:
+    def kill_tree(self, tree: Tree) -> Names:
         """Kill who is found of a tree, and name them. Others may come while they are looked for:
         Containment kills again until nobody is left."""
         if not self.can_contain:
@@ -310,7 +310,7 @@ class Reaper:
             tree.signal_group(signal.SIGKILL)
         return self._kill_roots(self._roots(tree), tree)
 
-    def living(self, tree: Tree) -> Names:
+    def living_of_tree(self, tree: Tree) -> Names:
         """Name the leader and the orphans of a tree that live."""
         if not self.can_contain:
             return _name_group(tree, 0)
@@ -331,7 +331,7 @@ class Reaper:
         else runs meanwhile."""
         for tree in trees:
             if not tree.is_over:
-                self.signal(tree, signal.SIGTERM)
+                self.signal_tree(tree, signal.SIGTERM)
         _wait(KILL_AFTER, lambda: all(tree.is_over for tree in trees))
         Containment(trees).end()
         for tree in trees:

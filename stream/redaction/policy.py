@@ -156,7 +156,7 @@ class OutputFile:
         self._total = 0
 
     def write(self, chunk: bytes) -> None:
-        """Record a piece of the output."""
+        """Record a piece of the agent's output, as far as the capture mode allows."""
         self._total += len(chunk)
         if self._raw is not None:
             self._raw.update(chunk)

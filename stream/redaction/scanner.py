@@ -83,7 +83,7 @@ class Scan:
         self._size = 0
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take in a chunk, and return what is decided."""
+        """Take in a chunk of the text, and return what is decided, without its secrets."""
         self._waiting.append(chunk)
         self._size += len(chunk)
         return self._scan_text(ended=False) if self._size >= STEP else b""
@@ -118,6 +118,7 @@ class Scan:
         return self._release_text(end if ended else self._next - 2 * BEHIND)
 
     def _ask_rules(self, place: int) -> None:
+        """Ask the rules of secrets about the word at a place."""
         covered = bool(self._spans) and place < self._spans[-1].end
         self._take_answers(
             self._detector.secrets_at_hit(self._text, place - self._first, covered), place
@@ -423,7 +424,8 @@ def _cost(bytes_: frozenset[int]) -> float:
 
 
 def _choose_pivot(anchor: Anchor, chosen: set[int]) -> int:
-    """Not the last one, if it can be: what follows is compared sooner than what is before."""
+    """Choose the byte by which a word is looked for; not its last one, if it can be: what follows
+    is compared sooner than what is before."""
     near = anchor.word[:_EXACT_REACH]
     places = [n for n in range(len(near)) if _cases(near[n], anchor) <= chosen]
     last = len(anchor.word) - 1

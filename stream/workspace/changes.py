@@ -188,7 +188,7 @@ class _Finder:
     def _read_entry(
         self, name: bytes, status: os.stat_result, record: EntryRecord | None
     ) -> State | None:
-        """Return what stands there now. None: it is gone."""
+        """Return the state of an entry of the workspace now. None: it is gone."""
         state = State(
             kind_of_entry(status.st_mode), status.st_mode, status.st_size, status.st_ctime_ns
         )
@@ -215,7 +215,7 @@ class _Finder:
             state.place = record.place
         else:
             state.place = self._store.end
-            self._store.add(link)
+            self._store.add_piece(link)
 
     def _keep_file(self, state: State, fd: int, name: bytes, record: EntryRecord | None) -> None:
         """Keep the content of a file in the store, if the snapshot has not got it; of a large one
@@ -236,16 +236,16 @@ class _Finder:
         else:
             place = self._store.end
             for piece in pieces_of(fd, status):
-                self._store.add(piece)
+                self._store.add_piece(piece)
             state.size, state.place = self._store.end - place, place
         if os.fstat(fd).st_mtime_ns != status.st_mtime_ns or state.size != status.st_size:
             self._doubt(name, "unsteady")
 
     def _holds_content(self, record: EntryRecord, found: Iterable[Piece], size: int) -> bool:
-        """Tell whether the content before was this."""
+        """Tell whether the snapshot's content of an entry was this."""
         if record.size != size or record.place < 0:
             return False
-        return self._store.holds(record.place, size, found)
+        return self._store.holds_content(record.place, size, found)
 
     def _state_before(self, was: EntryRecord | FolderRecords | None) -> State | None:
         """Return the state that an entry of the snapshot had before the run."""
@@ -299,7 +299,7 @@ def _link_goes_round(snapshot: Snapshot, store: Store, path: bytes) -> bool:
         passed += 1
         if passed > _MOST:
             return True
-        target = b"".join(store.read(record.place, record.size))
+        target = b"".join(store.read_content(record.place, record.size))
         if target.startswith(b"/"):
             return False
         todo.extend(target.split(b"/")[::-1])

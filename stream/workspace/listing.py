@@ -209,7 +209,7 @@ class _Writer(Struct):
             yield encode_change(record) + b"\n"
 
     def summary(self, shown: int, patch: RecordedFile) -> Summary:
-        """Return the figures, with the first paths."""
+        """Return the figures of the listing, with the first changed paths."""
         return Summary(
             total=len(self.counted),
             added=self.counts["added"],
@@ -276,8 +276,10 @@ class _Writer(Struct):
         if self.redact and state.size > LARGEST:
             return None
         if not self.redact:
-            return _Content(git_mode(state), state.size, self.store.read(state.place, state.size))
-        data = self.redact(b"".join(self.store.read(state.place, state.size)))
+            return _Content(
+                git_mode(state), state.size, self.store.read_content(state.place, state.size)
+            )
+        data = self.redact(b"".join(self.store.read_content(state.place, state.size)))
         return _Content(git_mode(state), len(data), [data], data)
 
     def _shown_state(self, state: State | None, content: _Content | None) -> FileState | None:

@@ -194,7 +194,7 @@ class PatchMaker:
             raise OutputError(f"{self._patch}: git: it wrote nothing")
 
     def close(self) -> None:
-        """End git, and remove the repository."""
+        """End git, and remove the repository in which it made the patch."""
         if self._importer:
             self._end_git(self._importer)
         if self._stderr:

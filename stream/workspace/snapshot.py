@@ -65,7 +65,7 @@ class EntryRecord(Struct):
     place: int  #: offset in the store, or NOWHERE, or further below: see Snapshot.digest
 
     def is_of(self, status: os.stat_result) -> bool:
-        """Tell whether this is the status of the entry."""
+        """Tell whether this is the status of the snapshot's entry."""
         return (self.mode, self.size, self.mtime, self.ctime, self.ino) == (
             status.st_mode,
             status.st_size,
@@ -108,7 +108,7 @@ class FolderRecords:
         return dict(zip(self.names.split(b"\0"), records, strict=True))
 
     def walk(self) -> Iterator[FolderRecords]:
-        """Yield the folder and all below it."""
+        """Yield the records of the folder and of all below it in the snapshot."""
         todo = [self]
         while todo:
             folder = todo.pop()
@@ -193,30 +193,31 @@ class Store:
         with suppress(OSError):  # there is no room for what was to be kept
             self._file.close()
 
-    def add(self, data: Piece) -> None:
-        """Append a piece of a content. Raise OutputError."""
+    def add_piece(self, data: Piece) -> None:
+        """Append a piece of a content to the store of the snapshot. Raise OutputError."""
         if isinstance(data, int):
-            self.forget(self.end + data)
+            self.forget_contents(self.end + data)
             return
         with reporting(self._folder, OutputError):
             self._file.write(data)
         self.end += len(data)
 
-    def forget(self, end: int) -> None:
-        """Remove everything from this place on. Raise OutputError."""
+    def forget_contents(self, end: int) -> None:
+        """Remove every content of the store from this place on. Raise OutputError."""
         self.flush()
         with reporting(self._folder, OutputError):
             os.ftruncate(self._fd, end)
         self.end = end
 
-    def read(self, offset: int, size: int) -> Iterator[bytes]:
-        """Yield a content in chunks: it may be larger than what should be in memory."""
+    def read_content(self, offset: int, size: int) -> Iterator[bytes]:
+        """Yield a content of the store in chunks: it may be larger than what should be in
+        memory."""
         self.flush()
         if os.fstat(self._fd).st_size < offset + size:
             raise OutputError(f"{self._folder}: what was kept there has become shorter")
         yield from fill_holes(pieces(self._fd, offset, offset + size))
 
-    def holds(self, offset: int, size: int, found: Iterable[Piece]) -> bool:
+    def holds_content(self, offset: int, size: int, found: Iterable[Piece]) -> bool:
         """Tell whether a content is made of these pieces, wherever its own holes are."""
         self.flush()
         place = offset
@@ -306,7 +307,7 @@ class _Taker:
         self._linked: dict[tuple[int, ...], tuple[bytes, int]] = {}  #: (first name, content)
 
     def begin_root(self, root: Path) -> None:
-        """Begin with the topmost folder."""
+        """Begin the snapshot with its topmost folder."""
         self._root = f"{root.absolute()}/"
         status = os.fstat(self._descent.fd)
         self.snapshot.root.mode = status.st_mode
@@ -337,19 +338,19 @@ class _Taker:
         return False
 
     def enter_folder(self, name: bytes, status: os.stat_result) -> None:
-        """Add a folder, which what follows lies in."""
+        """Add a folder to the snapshot, which what follows lies in."""
         mode = self._copy.enter_folder(name, status) if self._copy else status.st_mode
         folder = self._nodes[-1].folders[name] = FolderRecords(mode)
         self._nodes.append(folder)
 
     def leave_folder(self, name: bytes) -> None:
-        """Go back to the folder above."""
+        """Go back to the folder above in the snapshot, and in the copy."""
         self._nodes.pop()
         if self._copy:
             self._copy.leave_folder()
 
     def note_failure(self, name: bytes, error: OSError) -> None:
-        """Note a path that could not be read."""
+        """Note a path that could not be read into the snapshot."""
         self._skip(self._descent.place(name), _reason(error))
         if self.snapshot.skipped[-1].reason != "vanished":
             with suppress(OSError):
@@ -382,7 +383,7 @@ class _Taker:
         """Take a symbolic link into the snapshot, and into the copy."""
         link = os.readlink(name, dir_fd=self._descent.fd)
         place = self._store.end
-        self._store.add(link)
+        self._store.add_piece(link)
         if self._copy:
             status = self._copy.make_link(name, link, status)
             if f"{os.fsdecode(link)}/".startswith(self._root):
@@ -410,7 +411,7 @@ class _Taker:
                     self._linked[_inode(status)] = (path, place)
                 break
             if attempt + 1 < _TRIES:
-                self._store.forget(begin)
+                self._store.forget_contents(begin)
                 if self._copy:
                     self._copy.remove(name)
         else:
@@ -447,7 +448,7 @@ class _Taker:
                 for data in fill_holes((piece,)):
                     hashed.update(data)
             else:
-                self._store.add(piece)
+                self._store.add_piece(piece)
             if self._is_cancelled():
                 raise Cancelled
         if self._copy:

@@ -266,7 +266,7 @@ def test_what_changes_while_it_is_read(place: Path, times: int, reason: dict[byt
         assert skipped(snapshot) == reason
         copied = (place / "target" / "a").read_bytes()
         record = snapshot.root.records()[b"a"]
-        assert b"".join(store.read(record.place, record.size)) == copied
+        assert b"".join(store.read_content(record.place, record.size)) == copied
         assert copied == b"a" * (2 * CHUNK) + b"more" * ((len(copied) - 2 * CHUNK) // 4)
         assert store.end == len(copied) + 1
         if not reason:
@@ -355,7 +355,7 @@ def test_paths_longer_than_any_system_takes(place: Path, few_descriptors: None) 
         assert len(other.items) == 120 * 4
         assert max(len(change.path) for change in other.items) > 6000
         contents = [
-            b"".join(store.read(change.after.place, change.after.size))
+            b"".join(store.read_content(change.after.place, change.after.size))
             for change in other.items
             if change.after and change.after.kind == "file"
         ]

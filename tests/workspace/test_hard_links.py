@@ -47,7 +47,7 @@ def test_what_is_written_is_said_of_every_name(tmp_path: Path, name: str) -> Non
         ]
         for item in items:
             held = [
-                b"".join(store.read(state.place, state.size))
+                b"".join(store.read_content(state.place, state.size))
                 for state in (item.before, item.after)
                 if state
             ]

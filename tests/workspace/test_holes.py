@@ -76,10 +76,12 @@ def test_holes_change_no_content(
     assert b"".join(fill_holes(found)) == file.read_bytes() == whole
     copied = root / "copy" / "f"
     with Store(root) as store:
-        store.add(b"so that nothing is where a block begins")
+        store.add_piece(b"so that nothing is where a block begins")
         snapshot = take_copy(root / "source", root / "copy", store)
         record = snapshot.root.records()[b"f"]
-        assert b"".join(store.read(record.place, record.size)) == copied.read_bytes() == whole
+        assert (
+            b"".join(store.read_content(record.place, record.size)) == copied.read_bytes() == whole
+        )
         assert held(copied) <= held(file)
         copied.write_bytes(whole)
         assert not find_changes(snapshot, root / "copy", store).items
@@ -88,7 +90,7 @@ def test_holes_change_no_content(
         assert bool(items) == (whole != others)
         for after in (item.after for item in items):
             assert after
-            assert b"".join(store.read(after.place, after.size)) == others
+            assert b"".join(store.read_content(after.place, after.size)) == others
 
 
 def test_a_huge_file_of_holes(holes: Path) -> None:
