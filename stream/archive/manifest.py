@@ -1,4 +1,4 @@
-"""Which files an archive may have and must have, and which files of a run folder go into one.
+"""The files that an archive may have and must have, and those of a run folder that go into one.
 
 There are three kinds of archives: the reference's, of the contract's own files alone; those that
 were made from a stream; and recorded runs, with their documents and their chain. The files of the

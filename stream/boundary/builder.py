@@ -45,7 +45,7 @@ AUTHOR = "stream"  #: of a record that the harness wrote in a probe's place
 
 
 class Host(Struct, frozen=True):
-    """Where the probe ran: the helper does not say that."""
+    """The machine and workspace of a probe, which its helper does not state."""
 
     os: str
     workspace_root: str | None

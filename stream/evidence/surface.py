@@ -172,7 +172,7 @@ _SENT = {None, -_ETIMEDOUT, -_ECONNREFUSED, -_EALREADY, -_EINPROGRESS}
 
 
 class Peers(Struct):
-    """Which endpoints a run addressed: those that something was sent or connected to, or should
+    """The endpoints that a run addressed: those that something was sent or connected to, or should
     be, and those whose connections it accepted or took from others.
 
     An attempt counts, whatever came of it. What cannot have been one does not: a call without a

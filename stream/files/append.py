@@ -101,7 +101,7 @@ class AppendFile:
 
     @property
     def changed_at(self) -> int:
-        """When the file last changed: ns, by the clock of files."""
+        """The time of the last change of the file, in ns, by the clock of files."""
         return os.fstat(self._fd).st_ctime_ns
 
     def append(self, data: bytes, whole: Unit = "lines") -> int:

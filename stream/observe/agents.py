@@ -1,4 +1,4 @@
-"""Which agent a command line starts, and in which version: declared, or read from words and files.
+"""Find the agent that a command line starts, and its version: declared, or read from its files.
 
 The command is looked for behind the usual launchers: shells, `env`, `timeout`, `npx`. Only words
 are read for that; a script of the user's own stays what it is. A version is what the words, or the

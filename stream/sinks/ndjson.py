@@ -1,4 +1,4 @@
-"""Where records go: stdout, or a file that has its name only when it is whole."""
+"""The sinks of records: stdout, or a file that has its name only when it is whole."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Text(Struct):
 
 
 def _tell(text: str) -> None:
-    """That nobody can be told is no reason to lose what goes elsewhere."""
+    """Write a message to stderr. A stderr that nobody reads costs the records nothing."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 

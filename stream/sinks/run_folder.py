@@ -70,7 +70,7 @@ class BoundaryFile(Struct):
 
 
 class EventTimeIndex:
-    """When each event of the kernel layer happened, in a file without a name: millions of them
+    """Keeps the time of each event of the kernel layer in a file without a name: millions of them
     take no memory."""
 
     def __init__(self, folder: Path) -> None:

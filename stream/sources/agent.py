@@ -66,8 +66,8 @@ _F_SETPIPE_SZ = 1031
 
 
 class Relay:
-    """On to one of our own outputs. Whoever reads it sets the pace; that nobody reads it any more
-    is no reason to stop recording."""
+    """Passes the agent's output on to one of ours, at the pace of its reader. Where nobody reads it
+    any more, the recording goes on."""
 
     def __init__(self, fd: int) -> None:
         self.lost = 0
@@ -102,7 +102,7 @@ class Relay:
                 self._changed.wait()
 
     def give_up(self) -> None:
-        """On a reader that does not read: the thread that waits for it is left behind."""
+        """Stop waiting for a reader that does not read: its thread is left behind."""
         with self._changed:
             self._given_up = True
             self.lost += sum(map(len, self._blocks))
@@ -213,7 +213,7 @@ class Tee:
                 fcntl.fcntl(pipe, _F_SETPIPE_SZ, PIPE)
 
     async def run(self) -> None:
-        """Until nobody can write any more, or `end` was called and the pipe is empty."""
+        """Read until nobody can write any more, or until `end` was called and the pipe is empty."""
         try:
             await to_thread.run_sync(self._pump_output)
         finally:
@@ -283,7 +283,7 @@ class CommandEnding(Struct):
 
     @property
     def is_blind(self) -> bool:
-        """To what left the command's process group."""
+        """Tell whether processes that left the command's process group could not be seen."""
         return self.containment == "process group"
 
     @property
@@ -312,7 +312,7 @@ class CommandEnding(Struct):
         return f"outlived the command: {outlived}, ended: {ended}"
 
     def ending_facts(self) -> dict[str, Any]:
-        """For an event: what is in it must not depend on who asks."""
+        """Give the facts that events state of the ending: the same for everybody who asks."""
         return {
             "pid": self.pid,
             "exit_code": self.exit_code,
@@ -478,7 +478,7 @@ class AgentCommand:
                 self._note_command_exit(-signal.SIGKILL, time.time_ns())
 
     def _end_orphaned_tree(self) -> list[str]:
-        """Without the guard they are in its group still, or have come to us, or both."""
+        """End what a killed guard has left: it is in its control group, or has come to us."""
         names: list[str] = []
         if self._cgroup is not None:
             members = map(read_process, self._cgroup.list_members())

@@ -43,7 +43,7 @@ class NdjsonSource(Struct):
 
 
 def check_readable(names: Iterable[str]) -> None:
-    """Before anything is written: every file is there and may be read. Raises InputError."""
+    """Raise InputError unless every file is there and may be read, before anything is written."""
     for name in names:
         try:
             if name != STDIN and stat.S_ISREG(Path(name).stat().st_mode):

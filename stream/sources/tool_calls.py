@@ -95,7 +95,7 @@ class Collector:
         }
 
     async def run(self) -> None:
-        """Until `end`, and to the last of what has been sent by then."""
+        """Receive requests until `end`, and to the last of what has been sent by then."""
         assert self._socket is not None
         try:
             async with create_task_group() as connections:
@@ -359,7 +359,7 @@ def missing_programs() -> list[str]:
 
 
 def make_hooks(home: Path) -> Hooks:
-    """In a folder that is there. Who makes them removes it. Raises OSError."""
+    """Make the hooks in a folder that is there, and that the caller removes. Raise OSError."""
     programs = {name: shutil.which(name) or name for name in _NEEDS}
     hooks = Hooks(
         home / "hooks.ndjson",

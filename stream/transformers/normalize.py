@@ -75,7 +75,7 @@ _DOTS = ("", ".", "..")  #: no names in a folder
 
 
 class FilterRule(Struct, frozen=True):
-    """Which reads are left out, and why."""
+    """A rule by which reads are left out, with its reason."""
 
     name: str
     what: str

@@ -1,4 +1,4 @@
-"""Whether a summary tells what an agent thought or wanted, which nobody can see from outside.
+"""Find summaries that tell what an agent thought or wanted: nobody can see that from outside.
 
 The question is who is the subject of a verb of mind, in whatever tense, mood or voice. So the
 summary is first brought into plain words: look-alike characters become the letters that they look

@@ -1,1 +1,1 @@
-"""Whether a run or an archive is what it says: everything is read, and nothing is trusted."""
+"""Verify that a run or an archive is what it says: everything is read, and nothing is trusted."""

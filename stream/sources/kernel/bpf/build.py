@@ -1,4 +1,4 @@
-"""From stream.bpf.c to what the loader takes: a light skeleton for each machine.
+"""Build what the loader takes from stream.bpf.c: a light skeleton for each machine.
 
 A light skeleton is a program for the kernel that makes the maps, fits the other programs to the
 running kernel and loads them. The same tools give the same bytes, in whatever folder.
