@@ -7,13 +7,16 @@ used, and only a line that is no object of the format is an error.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from stream.codec import DECODE_ERRORS
+from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
+from stream.errors import visible
+from stream.evidence.markers import HOOKS, LOG, OTEL, POLICY, STDOUT, ToldBlock
 from stream.records.artifacts import SdkEventType
 
 Sdk = Literal["stream-json", "hooks", "otel"]  #: the channel that reports the tool calls of a run
@@ -22,6 +25,10 @@ CLAUDE = "claude-code"
 KINDS = ("assistant", "user", "result", "system")  #: types of the stream-json records used here
 MOST_NAME = 1024  #: characters of an id or name; a longer one cannot be used
 T = TypeVar("T")
+#: A line of stdout without any of these is another program's, and no problem.
+_NEEDLES = (b'{"type":', b'"session_id"', b'"tool_use')
+_TYPE = 80  #: characters of a type
+_MOST_TYPES = 1000  #: types of lines of an unknown form that are told apart
 
 
 class StreamRecord(Struct):
@@ -82,6 +89,14 @@ class LoggedLine(Struct):
     tool: str | None = None
 
 
+class CloudEvent(Struct):
+    """A line of a decision log."""
+
+    type: str
+    source: Any = None
+    data: Any = None
+
+
 class Producer(Struct, frozen=True):
     """The program that prints a stream, as the stream itself states."""
 
@@ -91,15 +106,113 @@ class Producer(Struct, frozen=True):
 
 UNKNOWN_PRODUCER = Producer("unknown")  #: of a stream that does not name its program
 
-_decode_record = msgspec.json.Decoder(StreamRecord).decode
+AgentRecord: TypeAlias = StreamRecord | HookInput | LogExport | LoggedLine | CloudEvent
+_FORMS: dict[str, type[AgentRecord]] = {
+    STDOUT: StreamRecord,
+    HOOKS: HookInput,
+    OTEL: LogExport,
+    LOG: LoggedLine,
+    POLICY: CloudEvent,  # which no JavaScript writes: half a surrogate pair is an error there
+}
 
 
-def read_stream_record(line: bytes) -> StreamRecord | None:
-    """Read a line of stream-json; None if it is no JSON of that form."""
+class ReceivedRecord(Struct, frozen=True):
+    """A record, the channel on which it came, and where and when its line ended there."""
+
+    record: AgentRecord
+    channel: str
+    offset_end: int
+    arrived_ns: int
+
+
+class AgentRecords:
+    """Turns the bytes of each channel, cut anywhere, into the records that they complete, and
+    counts the lines that are none."""
+
+    def __init__(self) -> None:
+        self.received = Counter[str]()  #: bytes by channel
+        self.problems = Counter[tuple[str, str]]()  #: by channel and reason
+        self.foreign_types = Counter[str]()  #: of objects on stdout that are no stream-json
+        self.session_types = Counter[str]()  #: of records of a session that are not used
+        self._lines = {channel: LineSplitter(channel) for channel in _FORMS}
+        self._has_stream_records = False
+
+    def read(self, block: ToldBlock) -> Iterator[ReceivedRecord]:
+        """Yield the records that these bytes of a channel complete."""
+        channel = block.channel
+        self.received[channel] += len(block.data)
+        lines = self._lines[channel].feed(block.data)
+        for index, line in enumerate(lines or ()):
+            if isinstance(line, OverlongLine):
+                self.problems[channel, "overlong"] += 1
+                continue
+            if not line.strip():
+                continue
+            try:
+                record = _decode_line(channel, line)
+            except DECODE_ERRORS:
+                self._count_unusable(channel, line)
+                continue
+            if isinstance(record, StreamRecord) and not self._is_used(record):
+                continue
+            assert lines is not None
+            end = lines.offset_of(index) + len(line) + 1
+            yield ReceivedRecord(record, channel, end, block.arrived_ns)
+
+    def finish(self) -> None:
+        """Count the unfinished last line of each channel as a problem."""
+        for channel, splitter in self._lines.items():
+            for line in splitter.finish() or ():
+                if isinstance(line, OverlongLine) or _may_be_record(channel, line):
+                    self.problems[channel, "torn"] += 1
+        if not self._has_stream_records:  # all of stdout is another program's
+            for channel, problem in [*self.problems]:
+                if channel == STDOUT:
+                    del self.problems[channel, problem]
+
+    def _is_used(self, record: StreamRecord) -> bool:
+        """Return whether the record is of a type that is used; else count its type."""
+        if record.type not in KINDS:
+            _count_type(self.session_types, record.type)
+            return False
+        self._has_stream_records = True
+        return True
+
+    def _count_unusable(self, channel: str, line: bytes) -> None:
+        """Count a line that is no record of its channel; of stdout also the type that it states."""
+        if _may_be_record(channel, line):
+            self.problems[channel, "not_a_record"] += 1
+        elif channel == STDOUT and line.lstrip().startswith(b"{"):
+            try:
+                _count_type(self.foreign_types, decode_agent_line(line, TypedLine).type)
+            except DECODE_ERRORS:
+                return  # a text, or an object that does not state its type
+
+
+def _decode_line(channel: str, line: bytes) -> AgentRecord:
+    """Decode a line as its channel has it; raise one of DECODE_ERRORS."""
+    form = _FORMS[channel]
+    if form is CloudEvent:
+        return msgspec.json.decode(line, type=CloudEvent)
+    return decode_agent_line(line, form)
+
+
+def _may_be_record(channel: str, line: bytes) -> bool:
+    """Return whether a line may be a record, or a piece of one, that could not be used."""
+    if channel != STDOUT:
+        return bool(line.strip())
+    if not any(needle in line for needle in _NEEDLES):
+        return False
     try:
-        return _decode_record(line)
+        return is_stream_record(decode_agent_line(line, object))
     except DECODE_ERRORS:
-        return None
+        return True
+
+
+def _count_type(types: Counter[str], kind: str) -> None:
+    """Count a type; an agent that makes up types without end must not fill the memory."""
+    kind = visible(kind[:_TYPE])
+    types[kind if kind in types or len(types) < _MOST_TYPES else "…"] += 1
 
 
 def decode_agent_line(line: bytes, form: type[T]) -> T:
@@ -125,8 +238,11 @@ def decode_agent_line(line: bytes, form: type[T]) -> T:
 
 def is_usable_id(text: Any) -> TypeGuard[str]:
     """Return whether a layer can hold this as an id or name."""
-    if not isinstance(text, str) or not 0 < len(text) <= MOST_NAME:
-        return False
+    return isinstance(text, str) and 0 < len(text) <= MOST_NAME and is_unicode(text)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text has no half of a surrogate pair: a layer cannot hold one."""
     return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 

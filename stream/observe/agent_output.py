@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
-from stream.codec import MAX_LINE, LineSplitter, OverlongLine
+from stream.codec import DECODE_ERRORS, MAX_LINE, LineSplitter, OverlongLine
 from stream.errors import os_reason, visible
 from stream.evidence.claude_formats import (
     KINDS,
     StreamRecord,
     denials_in,
     producer_in_record,
-    read_stream_record,
 )
 
 Mode = Literal["text", "json", "stream-json", "empty", "unreadable"]
@@ -32,6 +32,9 @@ NAME = 80  #: characters of a name
 _FIRST = 20  #: a record comes among so many lines, or the output is text
 _BLOCK = 1 << 16
 _MOST_CALLS = 10_000  #: refused calls that are told apart
+
+
+_decode_record = msgspec.json.Decoder(StreamRecord).decode  # an answer has to be Unicode
 
 
 class AgentAnswer(Struct, frozen=True):
@@ -140,8 +143,9 @@ class _Reading:
         """Take in the next line of an agent's output."""
         if not line.strip() and not isinstance(line, OverlongLine):
             return
-        record = read_stream_record(line)
-        if record is None:
+        try:
+            record = _decode_record(line)
+        except DECODE_ERRORS:
             self.declared.problems += 1
             return
         if record.type not in KINDS:  # of the same session, or of an agent with another form

@@ -9,34 +9,28 @@ given one, and a stream that does not name its program has no name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec import Struct
 
-from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
-from stream.errors import visible
 from stream.evidence.claude_formats import (
     CLAUDE,
-    KINDS,
     UNKNOWN_PRODUCER,
     HookInput,
     LogExport,
     LoggedLine,
     Producer,
+    ReceivedRecord,
     StreamRecord,
-    T,
-    TypedLine,
     blocks_of,
     command_in_call,
-    decode_agent_line,
-    is_stream_record,
     is_usable_id,
     otlp_log_records,
     producer_in_record,
     refused_in,
 )
-from stream.evidence.markers import CallBoundary, MarkerName
+from stream.evidence.markers import HOOKS, OTEL, STDOUT, CallBoundary, MarkerName
 from stream.records.artifacts import SDK_EVENT, SdkEvent, SdkEventType
 from stream.records.control import is_told
 
@@ -46,15 +40,8 @@ RUN_VARIABLE = "ASSAY_RUNNER_RUN_ID"
 SCHEMA_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_SCHEMA"
 
 _MOST_CALLS = 15_000  #: calls whose tools and reporting channels are remembered
-_SOURCES = {"stdout": "", "hooks": "-hooks", "otel": "-otel"}  #: appended to the producer's name
-_NAME = 80  #: characters of a type
-_MOST_TYPES = 1000  #: types of lines of an unknown form that are told apart
+_SOURCES = {STDOUT: "", HOOKS: "-hooks", OTEL: "-otel"}  #: appended to the producer's name
 
-Channel = Literal["stdout", "log", "hooks", "otel"]
-_CHANNELS: tuple[Channel, ...] = ("stdout", "log", "hooks", "otel")
-Problem = Literal["not_a_record", "overlong", "torn", "foreign_run", "unusable_name", "left_out"]
-#: A line of stdout without any of these is another program's, and no problem.
-_NEEDLES = (b'{"type":', b'"session_id"', b'"tool_use')
 _HOOKS: dict[str, MarkerName] = {
     "PreToolUse": "tool_call_started",
     "PostToolUse": "tool_call_completed",
@@ -78,148 +65,65 @@ def log_environment(run_id: str, path: str) -> dict[str, str]:
     return {LOG_VARIABLE: path, RUN_VARIABLE: run_id, SCHEMA_VARIABLE: SDK_EVENT}
 
 
-class _Origin(Struct, frozen=True):
-    """The channel of a line, and when it was received."""
-
-    channel: Channel
-    arrived_ns: int
-    offset_end: int
-
-
 class SdkLayer:
-    """Turns the bytes of each channel, cut anywhere, into the SDK events that they complete."""
+    """Turns the records of each channel into the SDK events that they tell of."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._seq = 0
         self._producer = UNKNOWN_PRODUCER  # on stdout, or of the telemetry
         self._tools: dict[str, str | None] = {}  # by call
-        self._reporters: dict[tuple[str, str], Channel] = {}  # by kind of event and call
-        self._lines = {channel: LineSplitter(channel) for channel in _CHANNELS}
-        self.problems: Counter[tuple[Channel, Problem]] = Counter()
+        self._reporters: dict[tuple[str, str], str] = {}  # by kind of event and call
+        self.problems = Counter[tuple[str, str]]()  #: by channel and reason
         self.repeats: list[CallBoundary] = []  #: that another channel had reported already
-        self._has_records = False  # on stdout
-        self._foreign_types: Counter[str] = Counter()  # of objects that are no stream-json
-        self._session_types: Counter[str] = Counter()  # of records of a session that are not used
-        self.received = Counter[Channel]()  #: bytes
 
     @property
-    def unknown_form(self) -> Counter[str]:
-        """Count by type the lines of stdout that are of no known form."""
-        if (
-            self._producer != UNKNOWN_PRODUCER
-        ):  # the other records of a session are its program's own
-            return self._foreign_types
-        return self._foreign_types + self._session_types
+    def has_producer(self) -> bool:
+        """Tell whether the stream has named its program."""
+        return self._producer != UNKNOWN_PRODUCER
 
-    def feed(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """Read bytes of an agent's stdout, which may be stream-json."""
-        return list(
-            self._read_channel("stdout", chunk, arrived_ns, StreamRecord, self._read_stream_record)
-        )
-
-    def feed_refusals(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """Read bytes of an agent's stdout for refused calls: no hook reports their end."""
-        return list(
-            self._read_channel("stdout", chunk, arrived_ns, StreamRecord, self._read_refusals)
-        )
-
-    def feed_log(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """Read bytes of the event log that the environment named."""
-        return list(
-            self._read_channel("log", chunk, arrived_ns, LoggedLine, self._read_logged_line)
-        )
-
-    def feed_hooks(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """Read what Claude Code passed to its hooks on stdin, one object a line."""
-        return list(self._read_channel("hooks", chunk, arrived_ns, HookInput, self._read_hook))
-
-    def feed_otel(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """Read OTLP/HTTP bodies in JSON, one a line. They arrive too late to mark boundaries."""
-        return list(self._read_channel("otel", chunk, arrived_ns, LogExport, self._read_log_export))
-
-    def finish(self) -> None:
-        """Count the unfinished last line of each channel as a problem."""
-        for channel, splitter in self._lines.items():
-            for line in splitter.finish() or ():
-                if isinstance(line, OverlongLine) or _is_unusable_record(channel, line):
-                    self.problems[channel, "torn"] += 1
-        if not self._has_records:
-            for channel, problem in [*self.problems]:
-                if channel == "stdout":
-                    del self.problems[channel, problem]
-
-    def _read_channel(
-        self,
-        channel: Channel,
-        chunk: bytes,
-        arrived_ns: int,
-        form: type[T],
-        observe: Callable[[T, _Origin], Iterator[SdkObservation]],
+    def observe(
+        self, received: ReceivedRecord, *, only_refusals: bool = False
     ) -> Iterator[SdkObservation]:
-        """Read the records that these bytes of a channel complete; count those that are bad."""
-        self.received[channel] += len(chunk)
-        batch = self._lines[channel].feed(chunk)
-        for index, line in enumerate(batch or ()):
-            if isinstance(line, OverlongLine):
-                self.problems[channel, "overlong"] += 1
-                continue
-            if not line.strip():
-                continue
-            try:
-                record = decode_agent_line(line, form)
-            except DECODE_ERRORS:
-                if _is_unusable_record(channel, line):
-                    self.problems[channel, "not_a_record"] += 1
-                elif channel == "stdout":
-                    self._count_foreign_object(line)
-                continue
-            assert batch is not None
-            end = batch.offset_of(index) + len(line) + 1
-            yield from observe(record, _Origin(channel, arrived_ns, end))
-
-    def _count_foreign_object(self, line: bytes) -> None:
-        """Count a JSON object on the agent's stdout that is no stream-json, by its type."""
-        if not line.lstrip().startswith(b"{"):
-            return
-        try:
-            _count(self._foreign_types, decode_agent_line(line, TypedLine).type)
-        except DECODE_ERRORS:
-            return  # a text, or an object that does not state its type
+        """Yield what a record tells of tool calls. `only_refusals`: of stdout no more than the
+        ends of refused calls, because hooks report the others."""
+        record = received.record
+        if isinstance(record, StreamRecord):
+            self._producer = producer_in_record(record) or self._producer
+            if only_refusals:
+                yield from self._read_refusals(record, received)
+            else:
+                yield from self._read_stream_record(record, received)
+        elif isinstance(record, HookInput):
+            yield from self._read_hook(record, received)
+        elif isinstance(record, LogExport):
+            yield from self._read_log_export(record, received)
+        elif isinstance(record, LoggedLine):
+            yield from self._read_logged_line(record, received)
 
     # --- the channels ---------------------------------------------------------------------------
 
     def _read_stream_record(
-        self, record: StreamRecord, origin: _Origin
+        self, record: StreamRecord, origin: ReceivedRecord
     ) -> Iterator[SdkObservation]:
         """Yield what a record of stream-json on the agent's stdout tells of tool calls."""
-        if not self._is_of_session(record):
-            return
         if record.type == "result":
             yield self._other(origin, "run_failed" if record.is_error is True else "run_finished")
         for block in blocks_of(record.message):
             yield from self._read_tool_block(record.type, block, origin)
 
-    def _read_refusals(self, record: StreamRecord, origin: _Origin) -> Iterator[SdkObservation]:
+    def _read_refusals(
+        self, record: StreamRecord, origin: ReceivedRecord
+    ) -> Iterator[SdkObservation]:
         """Yield the ends of the tool calls that were refused: no hook reports those."""
-        if self._is_of_session(record) and record.type == "user":
+        if record.type == "user":
             refused = refused_in(record.tool_result_meta)
             for block in blocks_of(record.message):
                 if block.get("tool_use_id") in refused:
                     yield from self._read_tool_block(record.type, block, origin)
 
-    def _is_of_session(self, record: StreamRecord) -> bool:
-        """Return whether the record can be used; the last beginning of a session names the
-        producer."""
-        if record.type not in KINDS:
-            _count(self._session_types, record.type)
-            return False
-        self._has_records = True
-        self._producer = producer_in_record(record) or self._producer
-        return True
-
     def _read_tool_block(
-        self, role: str, block: Mapping[str, Any], origin: _Origin
+        self, role: str, block: Mapping[str, Any], origin: ReceivedRecord
     ) -> Iterator[SdkObservation]:
         """The assistant asks for a call, and its result comes as if from the user."""
         if role == "assistant" and block.get("type") == "tool_use":
@@ -231,7 +135,9 @@ class SdkLayer:
                 origin, "tool_call_completed", block.get("tool_use_id"), None
             )
 
-    def _read_logged_line(self, line: LoggedLine, origin: _Origin) -> Iterator[SdkObservation]:
+    def _read_logged_line(
+        self, line: LoggedLine, origin: ReceivedRecord
+    ) -> Iterator[SdkObservation]:
         """Yield the SDK event of a line that an agent wrote to the SDK's event log."""
         if line.run_id != self._run_id:
             self.problems[origin.channel, "foreign_run"] += 1
@@ -243,7 +149,7 @@ class SdkLayer:
         else:
             yield self._other(origin, line.event_type, line)
 
-    def _read_hook(self, hook: HookInput, origin: _Origin) -> Iterator[SdkObservation]:
+    def _read_hook(self, hook: HookInput, origin: ReceivedRecord) -> Iterator[SdkObservation]:
         """Yield the start or the end of a tool call that one of the agent's hooks reports."""
         name = _HOOKS.get(hook.hook_event_name)
         if name is not None:
@@ -254,7 +160,9 @@ class SdkLayer:
                 origin, name, hook.tool_use_id, hook.tool_name, command
             )
 
-    def _read_log_export(self, export: LogExport, origin: _Origin) -> Iterator[SdkObservation]:
+    def _read_log_export(
+        self, export: LogExport, origin: ReceivedRecord
+    ) -> Iterator[SdkObservation]:
         """Yield the starts and ends of tool calls in a body of OpenTelemetry logs."""
         for producer, fields in otlp_log_records(export.resource_logs):
             name = _OTEL.get(str(fields.get("event.name")))
@@ -268,7 +176,7 @@ class SdkLayer:
 
     def _report_call_boundary(
         self,
-        origin: _Origin,
+        origin: ReceivedRecord,
         name: MarkerName,
         call: Any,
         tool: Any,
@@ -285,15 +193,17 @@ class SdkLayer:
             _forget_oldest(self._tools)
             _forget_oldest(self._reporters)
         if reporter != channel and tool in (None, known_tool):
-            if channel != "otel":
+            if channel != OTEL:
                 self._note_repeated_boundary(origin, name, call)
             return
         event = self._make_sdk_event(channel, name, line, call, tool or known_tool)
-        has_time = channel != "otel" and reporter == channel
+        has_time = channel != OTEL and reporter == channel
         boundary = _make_call_boundary(origin, name, call, command, event.seq) if has_time else None
         yield SdkObservation(event, boundary)
 
-    def _note_repeated_boundary(self, origin: _Origin, name: MarkerName, call: str | None) -> None:
+    def _note_repeated_boundary(
+        self, origin: ReceivedRecord, name: MarkerName, call: str | None
+    ) -> None:
         """Keep the start or end of a tool call that another channel had reported already."""
         if len(self.repeats) < _MOST_CALLS:
             self.repeats.append(_make_call_boundary(origin, name, call, None, -1))
@@ -301,13 +211,13 @@ class SdkLayer:
             self.problems[origin.channel, "left_out"] += 1
 
     def _other(
-        self, origin: _Origin, name: SdkEventType, line: LoggedLine | None = None
+        self, origin: ReceivedRecord, name: SdkEventType, line: LoggedLine | None = None
     ) -> SdkObservation:
         return SdkObservation(self._make_sdk_event(origin.channel, name, line), None)
 
     def _make_sdk_event(
         self,
-        channel: Channel,
+        channel: str,
         name: SdkEventType,
         line: LoggedLine | None,
         call: str | None = None,
@@ -316,7 +226,7 @@ class SdkLayer:
         """Make the next record of the SDK layer from what a channel told."""
         seq, self._seq = self._seq, self._seq + 1
         producer = self._producer
-        if channel == "hooks" and producer == UNKNOWN_PRODUCER:
+        if channel == HOOKS and producer == UNKNOWN_PRODUCER:
             producer = Producer(CLAUDE)  # whose hooks the recorder's are
         return SdkEvent(
             run_id=self._run_id,
@@ -333,7 +243,7 @@ class SdkLayer:
             tool=tool,
         )
 
-    def _usable_id(self, text: Any, channel: Channel) -> str | None:
+    def _usable_id(self, text: Any, channel: str) -> str | None:
         """Return an id or name, None where it is blank; one that no layer can hold is a problem."""
         if text is None or (isinstance(text, str) and not is_told(text)):
             return None
@@ -344,7 +254,7 @@ class SdkLayer:
 
 
 def _make_call_boundary(
-    origin: _Origin, name: MarkerName, call: str | None, command: str | None, sdk_seq: int
+    origin: ReceivedRecord, name: MarkerName, call: str | None, command: str | None, sdk_seq: int
 ) -> CallBoundary:
     """Make the boundary of a tool call: its start or end, and where it was told in its channel."""
     return CallBoundary(
@@ -356,24 +266,6 @@ def _make_call_boundary(
         arrived_ns=origin.arrived_ns,
         command=command,
     )
-
-
-def _is_unusable_record(channel: Channel, line: bytes) -> bool:
-    """Return whether a line may be a record, or a piece of one, that could not be used."""
-    if channel != "stdout":
-        return bool(line.strip())
-    if not any(needle in line for needle in _NEEDLES):
-        return False
-    try:
-        return is_stream_record(decode_agent_line(line, object))
-    except DECODE_ERRORS:
-        return True
-
-
-def _count(types: Counter[str], kind: str) -> None:
-    """Count a type; an agent that makes up types without end must not fill the memory."""
-    kind = visible(kind[:_NAME])
-    types[kind if kind in types or len(types) < _MOST_TYPES else "…"] += 1
 
 
 def _forget_oldest(known: dict[Any, Any]) -> None:

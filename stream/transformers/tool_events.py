@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
 from stream.errors import number
 from stream.evidence.claude_formats import (
     CLAUDE,
     DECISION,
-    KINDS,
     UNKNOWN_PRODUCER,
+    AgentRecord,
+    AgentRecords,
+    CloudEvent,
     LogExport,
     Producer,
     Sdk,
+    StreamRecord,
     blocks_of,
-    decode_agent_line,
     denials_in,
+    is_usable_id,
     otlp_log_records,
     permissions_in,
     producer_in_record,
-    read_stream_record,
 )
 from stream.evidence.command_lines import command_digest_of
 from stream.evidence.markers import (
@@ -47,24 +48,17 @@ from stream.pipeline import Batch, Counts
 from stream.records.artifacts import PolicyEvent, SdkEvent
 from stream.records.control import TITLE, TOLD, is_told
 from stream.redaction.policy import CapturePolicy
-from stream.transformers.sdk_events import SdkLayer, log_environment
+from stream.transformers.sdk_events import SdkLayer, SdkObservation, log_environment
 
 DENIAL = "claude.permission_denial"
 PERMISSION = "claude.permission_decision"  #: reported with the result of a call
 EXPORTED = "claude_code.tool_decision"  #: by OpenTelemetry
 _EXPORTED_KIND = EXPORTED.partition(".")[2]
 BYPASS = "bypassPermissions"  #: the mode in which nobody is asked
-_NEEDLES = (b'"permission', b'"tool_use"', b'"init"')  #: a line without one of these is skipped
 _DECISIONS = {"accept": "allow", "reject": "deny"}
 _MOST_CALLS = 15_000  #: calls that are told apart
 
-Problem = Literal["not_a_record", "overlong", "torn", "no_decision", "unnamed_tool", "left_out"]
-
-
-class _CloudEvent(Struct):
-    type: str
-    source: Any = None
-    data: Any = None
+Problem = Literal["no_decision", "unnamed_tool", "left_out"]
 
 
 _Text = Annotated[str, Meta(pattern=TITLE)]
@@ -84,81 +78,43 @@ class _ExportedDecision(Struct, frozen=True):
     reason: Any
 
 
-_decode_event = msgspec.json.Decoder(_CloudEvent).decode
-
-
 class PolicyLayer:
-    """Turns the bytes of each channel, cut anywhere, into the policy events that they complete."""
+    """Turns the records of each channel into the policy events that they tell of."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._seq = 0
-        self._log, self._stdout = LineSplitter("policy log"), LineSplitter("stdout")
-        self._otel = LineSplitter("otel")
         self._exported: list[_ExportedDecision] = []
         self._producer, self._mode = UNKNOWN_PRODUCER, ""  # of the session
         self._decided: dict[str, tuple[str, str]] = {}  # by call: its tool and the decision
         self._tools: dict[str, str] = {}  # by call: a permission does not name its tool
         self.problems: Counter[Problem] = Counter()
-        self.ignored = 0  #: events of other types
 
-    def feed(self, chunk: bytes) -> list[PolicyEvent]:
-        """Read bytes of a log of CloudEvents."""
-        found: list[PolicyEvent] = []
-        for line in self._log.feed(chunk) or ():
-            if isinstance(line, OverlongLine):
-                self.problems["overlong"] += 1
-            elif line.strip():
-                found += self._read_cloud_event(line)
-        return found
-
-    def feed_stdout(self, chunk: bytes) -> list[PolicyEvent]:
-        """Read bytes of an agent's stdout, which may be stream-json."""
-        found: list[PolicyEvent] = []
-        for line in self._stdout.feed(chunk) or ():
-            if any(needle in line for needle in _NEEDLES):
-                found += self._read_stream_record(line)
-        return found
-
-    def feed_otel(self, chunk: bytes) -> None:
-        """Read OTLP/HTTP bodies in JSON, one a line.
-
-        They arrive at no certain time, so `finish` yields their decisions: in the same place for
-        every run.
-        """
-        for line in self._otel.feed(chunk) or ():
-            if b"tool_decision" not in line:
-                continue
-            for one in self._read_exported_decisions(line):
+    def observe(self, record: AgentRecord) -> Iterator[PolicyEvent]:
+        """Yield the decisions that a record tells of; those of OpenTelemetry arrive at no certain
+        time, so `finish` yields them: in the same place for every run."""
+        if isinstance(record, CloudEvent):
+            yield from self._read_cloud_event(record)
+        elif isinstance(record, StreamRecord):
+            yield from self._read_stream_record(record)
+        elif isinstance(record, LogExport):
+            for one in self._read_exported_decisions(record):
                 if len(self._exported) < _MOST_CALLS:
                     self._exported.append(one)
                 else:
                     self.problems["left_out"] += 1
 
-    def finish(self) -> list[PolicyEvent]:
-        """Count an unfinished last line of the log, and return the decisions of OpenTelemetry."""
-        for line in self._log.finish() or ():
-            if isinstance(line, OverlongLine) or line.strip():
-                self.problems["torn"] += 1
-        exported, self._exported = self._exported, []
-        return [
-            event
-            for one in exported
-            if (one.reason, one.decision, self._mode) != ("config", "allow", BYPASS)
-            for event in self._report_decision(
-                EXPORTED, one.producer, one.call, one.tool, one.decision
-            )
-        ]
+    def finish(self) -> Iterator[PolicyEvent]:
+        """Yield the decisions of OpenTelemetry."""
+        for one in self._exported:
+            if (one.reason, one.decision, self._mode) != ("config", "allow", BYPASS):
+                yield from self._report_decision(
+                    EXPORTED, one.producer, one.call, one.tool, one.decision
+                )
 
-    def _read_cloud_event(self, line: bytes) -> Iterator[PolicyEvent]:
-        """Yield the policy event of a line of the decision log, if it holds a decision."""
-        try:
-            event = _decode_event(line)
-        except DECODE_ERRORS:
-            self.problems["not_a_record"] += 1
-            return
+    def _read_cloud_event(self, event: CloudEvent) -> Iterator[PolicyEvent]:
+        """Yield the policy event of a line of the decision log, if it is about a decision."""
         if event.type != DECISION:
-            self.ignored += 1
             return
         try:
             found = msgspec.convert(event.data, _Decision)
@@ -169,11 +125,8 @@ class PolicyLayer:
         call = found.tool_call_id if is_told(found.tool_call_id or "") else None
         yield self._make_policy_event(DECISION, source, call, found.tool, found.decision)
 
-    def _read_stream_record(self, line: bytes) -> Iterator[PolicyEvent]:
+    def _read_stream_record(self, record: StreamRecord) -> Iterator[PolicyEvent]:
         """Yield the permissions and denials of tool calls that a record of stream-json reports."""
-        record = read_stream_record(line)
-        if record is None or record.type not in KINDS:
-            return  # the SDK layer counts it
         self._producer = producer_in_record(record) or self._producer
         if record.type == "system" and isinstance(record.permission_mode, str):
             self._mode = record.permission_mode
@@ -199,12 +152,8 @@ class PolicyLayer:
             if is_call and isinstance(call, str) and isinstance(tool, str):
                 self._tools[call] = tool
 
-    def _read_exported_decisions(self, line: bytes) -> Iterator[_ExportedDecision]:
+    def _read_exported_decisions(self, export: LogExport) -> Iterator[_ExportedDecision]:
         """Yield the decisions about tool calls in a body of OpenTelemetry logs."""
-        try:
-            export = decode_agent_line(line, LogExport)
-        except DECODE_ERRORS:
-            return  # the SDK layer counts it
         for producer, fields in otlp_log_records(export.resource_logs):
             if fields.get("event.name") == "tool_decision" and (
                 decision := self._known_decision(str(fields.get("decision")))
@@ -223,8 +172,8 @@ class PolicyLayer:
         self, kind: str, producer: Producer, call: Any, tool: Any, decision: str
     ) -> Iterator[PolicyEvent]:
         """Yield an event, unless the same was reported of this call already."""
-        call = call if isinstance(call, str) and is_told(call) else None
-        if not isinstance(tool, str) or not is_told(tool):
+        call = call if is_usable_id(call) and is_told(call) else None
+        if not is_usable_id(tool) or not is_told(tool):
             self.problems["unnamed_tool"] += 1
         elif call is None or self._decided.get(call) != (tool, decision):
             if call is not None and len(self._decided) < _MOST_CALLS:
@@ -301,13 +250,15 @@ class ToolCallCollector:
         self._sdk = sdk
         self._left_out = 0
         self._room = MOST_TEXT
+        self._records = AgentRecords()
         self._layer = SdkLayer(run_id)
         self._policy = PolicyLayer(run_id)
 
     @property
     def received(self) -> Mapping[str, int]:
         """How many bytes came on each channel."""
-        return {str(channel): size for channel, size in self._layer.received.items()}
+        told = self._records.received.items()
+        return {channel: n for channel, n in told if self._reads_stdout or channel != STDOUT}
 
     def environment(self, log: Path) -> dict[bytes, bytes]:
         """The variables that tell an agent where the event log is."""
@@ -322,26 +273,18 @@ class ToolCallCollector:
             if isinstance(item, DroppedInput):
                 self.record_drop(item)
             else:
-                self._read_channel(item.channel, item.data, item.arrived_ns)
+                self._read_block(item)
         return ()
 
-    def _read_channel(self, channel: str, data: bytes, arrived: int) -> None:
+    def _read_block(self, block: ToldBlock) -> None:
         """Read what came on a channel into the SDK and the policy layer, without its secrets."""
-        if channel == POLICY:
-            self.policy += map(self._redact_record, self._policy.feed(data))
-        elif channel == STDOUT:  # of whose calls another channel may be asked to tell
-            if self._sdk == "stream-json":
-                self._keep_sdk_observations(self._layer.feed(data, arrived))
-            elif self._sdk == "hooks":
-                self._keep_sdk_observations(self._layer.feed_refusals(data, arrived))
-            self.policy += map(self._redact_record, self._policy.feed_stdout(data))
-        elif channel == HOOKS:
-            self._keep_sdk_observations(self._layer.feed_hooks(data, arrived))
-        elif channel == OTEL:
-            self._keep_sdk_observations(self._layer.feed_otel(data, arrived))
-            self._policy.feed_otel(data)
-        else:
-            self._keep_sdk_observations(self._layer.feed_log(data, arrived))
+        for received in self._records.read(block):
+            if received.channel != STDOUT or self._reads_stdout:
+                is_told_by_hooks = received.channel == STDOUT and self._sdk == HOOKS
+                self._keep_sdk_observations(
+                    self._layer.observe(received, only_refusals=is_told_by_hooks)
+                )
+            self.policy += map(self._redact_record, self._policy.observe(received.record))
 
     def record_drop(self, dropped: DroppedInput) -> None:
         """Note input that could not be used."""
@@ -349,25 +292,35 @@ class ToolCallCollector:
 
     def finish(self) -> tuple[()]:
         """Count what of everything that was told could not be used."""
-        self._layer.finish()
+        self._records.finish()
         self.repeats = self._layer.repeats
         self.unknown_form = self._redacted_types()
         self.policy += map(self._redact_record, self._policy.finish())
-        for (channel, problem), count in sorted(self._layer.problems.items()):
-            self._not_used(channel, problem, count)
         if self._left_out:
             sentence = (
                 f"{self._left_out} events of the SDK layer, which keeps {MOST_KEPT}"
                 f" and {MOST_TEXT >> 20} MB of commands"
             )
             self.record_drop(DroppedInput("sdk", "left_out", self._left_out, sentence))
-        for reason, count in sorted(self._policy.problems.items()):
-            self._not_used("policy layer", reason, count)
+        problems = self._records.problems + self._layer.problems
+        problems.update({(POLICY, why): n for why, n in self._policy.problems.items()})
+        for (channel, why), count in sorted(problems.items()):
+            if channel != STDOUT or self._reads_stdout:
+                self._drop_lines(channel, why, count)
         return ()
+
+    @property
+    def _reads_stdout(self) -> bool:
+        """Tell whether stdout is a channel of tool calls; it is one of decisions anyway."""
+        return self._sdk != OTEL
 
     def _redacted_types(self) -> dict[str, int]:
         """Return how many lines of stdout had no known form, by their type, without secrets."""
-        told = self._layer.unknown_form
+        told = Counter[str]()
+        if self._reads_stdout:
+            told += self._records.foreign_types
+        if self._reads_stdout and not self._layer.has_producer:  # else they are its program's own
+            told += self._records.session_types
         kept = Counter(
             {self._capture_policy.value(kind): n for kind, n in told.most_common(_MOST_TYPES)}
         )
@@ -375,12 +328,13 @@ class ToolCallCollector:
             kept["…"] += rest
         return dict(kept)
 
-    def _not_used(self, channel: str, why: str, count: int) -> None:
-        lines = number(count, "line")
-        sentence = f"{lines} of the {channel} could not be used: {_MEANING[why]} ({why})"
-        self.record_drop(DroppedInput(channel.partition(" ")[0], why, count, sentence))
+    def _drop_lines(self, channel: str, why: str, count: int) -> None:
+        """Record lines of a channel as unusable."""
+        where = "policy layer" if channel == POLICY else channel
+        sentence = f"{number(count, 'line')} of the {where} could not be used: {_MEANING[why]}"
+        self.record_drop(DroppedInput(channel, why, count, f"{sentence} ({why})"))
 
-    def _keep_sdk_observations(self, said: Sequence[Any]) -> None:
+    def _keep_sdk_observations(self, said: Iterable[SdkObservation]) -> None:
         """Keep the SDK events and the boundaries of calls, redacted, while there is room."""
         for one in said:
             size = len(one.boundary.command or "") if one.boundary is not None else 0
