@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from stream.errors import os_reason
-from stream.files.append import AppendFile, RecordedFile
+from stream.files.append import BLOCK, AppendFile, RecordedFile
 from stream.records.artifacts import (
     CHAIN_FILE,
     DETAIL_FILE,
@@ -32,6 +32,10 @@ LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
 _TOGETHER = {KERNEL_FILE: (DETAIL_FILE,), DETAIL_FILE: (KERNEL_FILE,)}
 _encode = msgspec.json.Encoder().encode
 encode_lines = msgspec.json.Encoder().encode_lines
+
+
+class ChangedLayerError(Exception):
+    """Somebody else has written into a layer: nothing follows from what was read of it."""
 
 
 class Tally:
@@ -128,10 +132,6 @@ class ChainedFile:
         except OSError as error:
             self.trouble = self.trouble or f"{self.file.path}: {os_reason(error)}"
 
-    def is_as_written(self) -> bool:
-        """Tell whether the file is still there, and nobody else has written into it."""
-        return self.file.is_as_written(self.tally.sha256)
-
     def close(self) -> list[ChainLink]:
         """Close the file, and return the link of its end, if it has none."""
         self.file.close()
@@ -161,17 +161,29 @@ class LayerFiles:
         gap = Gap(source=source, lost=0, reason=reason)
         self.append(DETAIL_FILE, _encode(gap) + b"\n", 1)
 
-    def disturbed(self) -> list[str]:
-        """Name the files that somebody else removed, replaced or wrote into."""
-        whole = {name: file for name, file in self._files.items() if not file.trouble}
-        found = [name for name, file in whole.items() if not file.is_as_written()]
+    def disturbed(self, changed: Collection[str]) -> list[str]:
+        """Name the files that somebody else removed, replaced or wrote into. `changed`: the layers
+        whose content is not what was written, which a full disk may have done as well."""
+        whole = {name: file.file for name, file in self._files.items() if not file.trouble}
+        found = [name for name, file in whole.items() if name in changed or not file.is_in_place()]
         if not self._chain.trouble and not self._chain.is_as_written():
             found.append(CHAIN_FILE)
         return sorted(found)
 
     def read(self, name: str) -> io.BufferedReader:
-        """Open what was written so far. Nobody else must have written into it."""
+        """Open what was written so far. Somebody else may have written into it."""
         return self._file(name).file.read()
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """Yield what was written so far. Raise ChangedLayerError behind the last block where
+        somebody else has written into it."""
+        digest = hashlib.sha256()
+        with self.read(name) as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+                yield block
+        if digest.hexdigest() != self._file(name).tally.sha256:
+            raise ChangedLayerError(name)
 
     def is_readable(self, name: str) -> bool:
         """Tell whether a layer holds what was written into it."""

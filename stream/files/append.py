@@ -148,9 +148,13 @@ class AppendFile:
         self.trouble, self.lost = "", 0
         return True
 
-    def is_as_written(self, sha256: str = "") -> bool:
-        """Tell whether the file still has its name, and nobody else has written into it. One that
-        was never made is: where somebody has taken its name, opening it fails."""
+    def is_as_written(self) -> bool:
+        """Tell whether the file still has its name, and nobody else has written into it."""
+        return self.is_in_place() and self.holds_what_was_written(self.sha256)
+
+    def is_in_place(self) -> bool:
+        """Tell whether the file still has its name and its size. One that was never made has:
+        where somebody has taken its name, opening it fails."""
         if self._fd < 0:
             return True
         opened = os.fstat(self._fd)
@@ -158,18 +162,14 @@ class AppendFile:
             named = self.path.lstat()
         except OSError:
             return False
-        if not os.path.samestat(opened, named) or opened.st_size != self.size:
-            return False
-        return self.holds_what_was_written(sha256)
+        return os.path.samestat(opened, named) and opened.st_size == self.size
 
-    def holds_what_was_written(self, sha256: str = "") -> bool:
-        """Tell whether the file has the digest of what was written, whatever has its name by now.
-        Where this file does not hash, its writer says which digest that is."""
+    def holds_what_was_written(self, sha256: str) -> bool:
+        """Tell whether the file has this digest, whatever has its name by now."""
         import hashlib
 
         with self.read() as file:
-            found = hashlib.file_digest(file, "sha256")
-        return found.hexdigest() == (sha256 or self.sha256)
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
 
     def read(self) -> io.BufferedReader:
         """Open what was written for reading, by no name: the program that is recorded may have

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -40,7 +40,6 @@ from stream.transformers.tool_events import ToolCallCollector
 from stream.verify.replay import LayerReplay, replay_layers
 from stream.verify.run_folder import RunFolder
 
-_BLOCK = 1 << 20
 _KERNEL_LAYERS = {KERNEL_FILE, DETAIL_FILE}
 _MEMORY_FOLDER = re.compile(r"/proc/([0-9]+)(?:/task/[0-9]+)?")
 NO_FEED_COUNTS = "the counters of the feed are not in the stream"
@@ -76,11 +75,10 @@ def record_artifacts(
 ) -> RecordedArtifacts:
     """Write the last layers of a run and the artifacts that follow from all of them.
 
-    The kernel layer is read once for its digest, for nothing follows from a file that somebody
-    else changed, and once for the artifacts; with a policy log, twice more for who wrote that. An
-    archive reads it once more: the artifacts stand before it there, and its compressed bytes depend
-    on theirs. To read a gigabyte again, from memory, takes 0.04 s of processor time; to derive and
-    to pack it takes 9 s.
+    The kernel layer is read once, for its digest and for the artifacts; with a policy log, twice
+    more for who wrote that. An archive reads it once again: the artifacts stand before it there,
+    and its compressed bytes depend on theirs. To read a gigabyte again, from memory, takes 0.04 s
+    of processor time; to derive and to pack it takes 9 s.
     """
     layers = last_layers(collector, result, runner, files)
     troubles = [one.sentence for one in collector.dropped]
@@ -88,15 +86,14 @@ def record_artifacts(
         result.times.close()
     for name, records in layers.items():
         files.append(name, encode_lines(records), len(records))
-    unreadable = _find_changed_layers(files, result, troubles)
-    if files.trouble and not result.capture.unknown_loss:
-        result.add_unknown_loss(["layers are incomplete"])
-    with closing(replay_layers(lambda name: _layer_blocks(files, name, unreadable))) as replay:
+    replayed, changed = _replay_written(files)
+    with closing(replayed) as replay:
+        _report_changed_files(files, changed, result, troubles)
         result.add_unknown_loss(_memory_of_others(replay))
         taint(result.capture)
         content = replay.content()
         content.kernel_events = files.lines(KERNEL_FILE)
-        content.has_kernel = not _KERNEL_LAYERS & unreadable
+        content.has_kernel = not _KERNEL_LAYERS & changed
         derived = derive(
             collector.run_id,
             content,
@@ -126,26 +123,32 @@ def record_artifacts(
     return RecordedArtifacts(derived.health, correlation.report, kept, commands, total, troubles)
 
 
-def _find_changed_layers(files: LayerFiles, result: CaptureResult, troubles: list[str]) -> set[str]:
-    """Report the files that somebody else changed, and return those whose content is not what
-    was written: nothing follows from it."""
-    changed = files.disturbed()
-    troubles += [f"{name} {NOT_OURS}" for name in changed]
-    result.add_unknown_loss(f"{name} {NOT_OURS}" for name in changed if name in _KERNEL_LAYERS)
+def _replay_written(files: LayerFiles) -> tuple[LayerReplay, set[str]]:
+    """Replay the layers of a run, and name those whose content is not what was written: they are
+    left out, for nothing follows from it."""
+    try:
+        return replay_layers(files.blocks), set()
+    except Exception:  # of whatever kind: somebody else may have written anything there
+        changed = {name for name in LAYERS if not files.is_readable(name)}
+        if not changed:
+            raise
+    unused = changed | (_KERNEL_LAYERS if _KERNEL_LAYERS & changed else set())
+    return replay_layers(lambda name: () if name in unused else files.blocks(name)), changed
+
+
+def _report_changed_files(
+    files: LayerFiles, changed: set[str], result: CaptureResult, troubles: list[str]
+) -> None:
+    """Report the files that somebody else changed, and what else the layers lack."""
+    for name in files.disturbed(changed):
+        troubles.append(f"{name} {NOT_OURS}")
+        if name in _KERNEL_LAYERS:
+            result.add_unknown_loss([f"{name} {NOT_OURS}"])
     if result.times is not None and result.times.trouble:
         troubles.append(result.times.trouble)
         result.add_unknown_loss([result.times.trouble])
-    suspects = LAYERS if files.trouble else changed
-    unreadable = {name for name in suspects if not files.is_readable(name)}
-    return unreadable | (_KERNEL_LAYERS if _KERNEL_LAYERS & unreadable else set())
-
-
-def _layer_blocks(files: LayerFiles, name: str, unreadable: Collection[str]) -> Iterator[bytes]:
-    """Yield a layer of the run in blocks; nothing of one that somebody else changed."""
-    if name not in unreadable:
-        with files.read(name) as file:
-            while block := file.read(_BLOCK):
-                yield block
+    if files.trouble and not result.capture.unknown_loss:
+        result.add_unknown_loss(["layers are incomplete"])
 
 
 def _memory_of_others(replay: LayerReplay) -> Iterator[str]:

@@ -140,5 +140,5 @@ def test_somebody_else_was_there(what: str, tmp_path: Path) -> None:
         if what == "replaced":
             path.write_bytes(b"one\n")
     assert not file.is_as_written()
-    assert file.holds_what_was_written() == (what in ("replaced", "removed"))
+    assert file.holds_what_was_written(file.sha256) == (what in ("replaced", "removed"))
     file.close()

@@ -51,6 +51,9 @@ def rules(place: Place, run: Run) -> set[str]:
 
 @in_turn(
     f": >../{KERNEL}",
+    f"printf x | dd of=../{KERNEL} conv=notrunc",  # no JSON any more, of the same length
+    f"at=$(grep -obm1 run_id ../{KERNEL}); printf x | dd of=../{KERNEL} conv=notrunc bs=1"
+    " seek=$((${at%%:*} + 9))",  # another run's, of the same length
     f"rm ../{KERNEL}",
     f"rm ../{KERNEL}; mkfifo ../{KERNEL}",
     f"rm ../{KERNEL}; mkdir ../{KERNEL}",
