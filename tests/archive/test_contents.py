@@ -92,7 +92,7 @@ def changed_files(name: str, data: bytes) -> Iterator[bytes]:
 def test_every_field_of_every_artifact_is_held_by_its_digest(
     files: Files, tmp_path: Path, step: int
 ) -> None:
-    """Where the manifest is left as it was. Where it is not: see test_claims."""
+    """Where the manifest is left as it was. Where it is not: see test_rewritten_evidence."""
     items = items_of(tar_in(written(tmp_path / "good.tar.gz", files)))
     count = 0
     with Rewritten(tmp_path / "x.tar.gz") as target:

@@ -48,7 +48,7 @@ from tests.archive.samples import (
 from tests.archive.test_writing import ROUND
 from tests.cli.command import STREAM, Place
 from tests.cli.conftest import place
-from tests.core.laws import feed
+from tests.core.properties import feed
 from tests.evidence.raw import opened as raw_opened
 from tests.evidence.raw import raw
 from tests.recorder.runs import observe
@@ -376,31 +376,31 @@ def test_the_counts_balance_however_it_is_cut(lines: list[bytes], data: st.DataO
     cut = data.draw(st.integers(0, len(lines)))
     results = []
     for batches in ([lines], [lines[:cut], lines[cut:]]):
-        stage = Route(find_boundaries(None))
+        transformer = Route(find_boundaries(None))
         parts: dict[str, bytes] = {}
         rejects = 0
         number = 1
         for batch in batches:
-            for item in feed(stage, Lines(batch, "x", number, 0)):
+            for item in feed(transformer, Lines(batch, "x", number, 0)):
                 if isinstance(item, FilePart):
                     parts[item.name] = parts.get(item.name, b"") + item.data
                 else:
                     assert isinstance(item, Reject)
                     rejects += 1
             number += len(batch)
-        assert stage.counts.balanced
-        assert stage.counts.rejected == rejects
-        results.append((parts, stage.counts, stage.run_ids))
+        assert transformer.counts.balanced
+        assert transformer.counts.rejected == rejects
+        results.append((parts, transformer.counts, transformer.run_ids))
     assert results[0] == results[1]
 
 
 def test_the_counters_of_a_feed_are_kept_for_who_makes_the_health() -> None:
-    stage = Route(find_boundaries(None))
+    transformer = Route(find_boundaries(None))
     capture = RawCapture(feed="ebpf", got=3, seen=3, filtered={"loader": 1}, aside={})
-    assert [*feed(stage, [encode(capture)])] == []
+    assert [*feed(transformer, [encode(capture)])] == []
     bare = RawCapture(feed="ebpf", got=3, seen=3)
-    assert stage.feed_counts == FeedCounts(bare, {"loader": 1}, {})
-    assert stage.counts.filtered == 1
+    assert transformer.feed_counts == FeedCounts(bare, {"loader": 1}, {})
+    assert transformer.counts.filtered == 1
 
 
 # ---------------------------------------------------------------- memory

@@ -28,7 +28,7 @@ from stream.codec import (
 )
 from stream.records.boundary import decode_boundary
 from stream.records.control import Control, Fault, Finding
-from tests.core.laws import cut
+from tests.core.properties import cut_into_batches
 
 LIMIT = 12
 
@@ -86,13 +86,13 @@ def places(batches: list[Lines]) -> list[tuple[int, int, Any]]:
 def test_lines_do_not_depend_on_the_chunks(text: bytes, cuts: list[int]) -> None:
     expected = naive(text, LIMIT)
     assert places(split([text], LIMIT)) == expected
-    assert places(split([bytes(part) for part in cut(text, cuts)], LIMIT)) == expected
+    assert places(split([bytes(part) for part in cut_into_batches(text, cuts)], LIMIT)) == expected
     assert places(split([text[i : i + 1] for i in range(len(text))], LIMIT)) == expected
 
 
 @given(texts, cuts)
 def test_a_batch_knows_where_it_begins(text: bytes, cuts: list[int]) -> None:
-    for batch in split([bytes(part) for part in cut(text, cuts)], LIMIT):
+    for batch in split([bytes(part) for part in cut_into_batches(text, cuts)], LIMIT):
         before = text[: batch.offset]
         assert batch.number == before.count(b"\n") + 1
         assert not before or before.endswith(b"\n")
@@ -100,7 +100,9 @@ def test_a_batch_knows_where_it_begins(text: bytes, cuts: list[int]) -> None:
 
 @given(texts, cuts)
 def test_lines_joined_are_the_text(text: bytes, cuts: list[int]) -> None:
-    lines = [line for batch in split([bytes(p) for p in cut(text, cuts)]) for line in batch]
+    lines = [
+        line for batch in split([bytes(p) for p in cut_into_batches(text, cuts)]) for line in batch
+    ]
     whole = text if text.endswith(b"\n") or not text else text + b"\n"
     assert join_lines(lines) == whole
 

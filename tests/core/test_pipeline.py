@@ -27,7 +27,7 @@ from stream.pipeline import (
     Write,
 )
 from stream.records.control import Reject
-from tests.core.laws import check_batch_independence, cut
+from tests.core.properties import check_batch_independence, cut_into_batches
 
 pytestmark = pytest.mark.anyio
 LIMIT = 60  # seconds, for what would otherwise hang
@@ -222,7 +222,7 @@ async def test_several_sources_into_several_sinks() -> None:
     assert sinks[0].items == sinks[1].items
 
 
-async def test_without_sources_stages_still_finish() -> None:
+async def test_without_sources_transformers_still_finish() -> None:
     sink = Into()
     report = await Pipeline(()).through(Adding()).into(sink)
     assert sink.items == [0]
@@ -242,29 +242,29 @@ async def test_the_books() -> None:
     first, second = (counts for _, counts in report.transformers)
     assert first == Counts(received=5, passed=2, rejected=1, filtered=2)
     assert str(first) == "5 in = 2 out + 1 rejected + 2 filtered"
-    # 1 1 3, and the sum that the first stage ended with; then the second one's own sum
+    # 1 1 3, and the sum that the first transformer ended with; then the second one's own sum
     assert second == Counts(received=4, passed=4)
     assert sink.items == [1, 1, 1, 1, 3, 3, 3, 3, 8]
 
 
-@pytest.mark.parametrize("stage", [Losing, Inventing, Forgetful])
-async def test_unbalanced_books_are_a_bug(stage: type[Adding]) -> None:
+@pytest.mark.parametrize("transformer", [Losing, Inventing, Forgetful])
+async def test_unbalanced_books_are_a_bug(transformer: type[Adding]) -> None:
     sink = Into()
-    error = await failure_of(of(Items([[1, 3]])).through(stage()), sink)
+    error = await failure_of(of(Items([[1, 3]])).through(transformer()), sink)
     assert isinstance(error, UnbalancedError)
-    assert str(error).startswith(f"{stage.name}: given 2, accounts for ")
+    assert str(error).startswith(f"{transformer.name}: given 2, accounts for ")
     assert sink.ended_by
     assert sink.ended_by != [None]
 
 
-@pytest.mark.parametrize("stage", [Failing, FailingLate])
-async def test_a_failing_stage_aborts_the_sinks(stage: type[Adding]) -> None:
+@pytest.mark.parametrize("transformer", [Failing, FailingLate])
+async def test_a_failing_transformer_aborts_the_sinks(transformer: type[Adding]) -> None:
     source, sink = Endless(), Into()
-    feed: Any = source if stage is Failing else Items([[1]])
-    assert isinstance(await failure_of(of(feed).through(stage()), sink), ZeroDivisionError)
+    feed: Any = source if transformer is Failing else Items([[1]])
+    assert isinstance(await failure_of(of(feed).through(transformer()), sink), ZeroDivisionError)
     assert sink.ended_by
     assert sink.ended_by != [None]
-    if stage is Failing:
+    if transformer is Failing:
         assert source.ended_by is get_cancelled_exc_class()
 
 
@@ -422,14 +422,14 @@ async def test_several_pipelines_at_once() -> None:
     assert all(sink.items == sinks[0].items for sink in sinks)
 
 
-# The laws of stages, and the helper that checks them
+# The properties of transformers, and the helper that checks them
 
 numbers = st.lists(st.integers(min_value=-3, max_value=9), max_size=30)
 cuts = st.lists(st.integers(min_value=0, max_value=100), max_size=10)
 
 
 @given(numbers, cuts)
-def test_a_pure_stage_does_not_see_batches(items: list[int], cuts: list[int]) -> None:
+def test_a_pure_transformer_does_not_see_batches(items: list[int], cuts: list[int]) -> None:
     out, counts = check_batch_independence(Adding, items, cuts)
     assert counts.received == len(items)
     assert out[-1] == sum(item for item in items if item > 0)
@@ -440,7 +440,12 @@ def test_pipelines_do_not_see_batches(items: list[int], cuts: list[int]) -> None
     async def run() -> None:
         whole, parts = Into(), Into()
         one = await of(Items([items])).through(Adding()).through(Adding()).into(whole)
-        two = await of(Items(cut(items, cuts))).through(Adding()).through(Adding()).into(parts)
+        two = (
+            await of(Items(cut_into_batches(items, cuts)))
+            .through(Adding())
+            .through(Adding())
+            .into(parts)
+        )
         assert whole.items == parts.items
         assert one == two
 
@@ -448,28 +453,28 @@ def test_pipelines_do_not_see_batches(items: list[int], cuts: list[int]) -> None
 
 
 class PerBatch(Adding):
-    """Breaks the law: it gives out something for every batch."""
+    """Breaks the property: it gives out something for every batch."""
 
     def feed(self, batch: Batch[int], /) -> list[Batch[int]]:
         return [*super().feed(batch), Batch("items", [len(batch.items)])]
 
 
-@pytest.mark.parametrize("stage", [PerBatch, Losing, Inventing, Forgetful])
-def test_the_helper_sees_a_broken_law(stage: type[Adding]) -> None:
+@pytest.mark.parametrize("transformer", [PerBatch, Losing, Inventing, Forgetful])
+def test_the_helper_sees_a_broken_property(transformer: type[Adding]) -> None:
     with pytest.raises(AssertionError):
-        check_batch_independence(stage, [1, 2, 3, 4], [2])
+        check_batch_independence(transformer, [1, 2, 3, 4], [2])
 
 
-def test_the_helper_wants_new_stages() -> None:
-    stage = Adding()
-    with pytest.raises(AssertionError, match="a new stage"):
-        check_batch_independence(lambda: stage, [1], [0])
+def test_the_helper_wants_new_transformers() -> None:
+    transformer = Adding()
+    with pytest.raises(AssertionError, match="a new transformer"):
+        check_batch_independence(lambda: transformer, [1], [0])
 
 
 @given(st.lists(st.binary(max_size=4).map(lambda b: b.replace(b"\n", b"")), max_size=9), cuts)
 def test_cut_lines_keep_their_places(items: list[bytes], cuts: list[int]) -> None:
     whole = Lines(items, "f", 7, 100)
-    parts = cut(whole, cuts)
+    parts = cut_into_batches(whole, cuts)
     assert [line for part in parts for line in part] == items
     number, offset = 7, 100
     for part in parts:
@@ -480,7 +485,7 @@ def test_cut_lines_keep_their_places(items: list[bytes], cuts: list[int]) -> Non
 
 
 def test_a_reject_is_no_exception() -> None:
-    """What a stage rejects travels with the rest; the pipeline knows nothing of it."""
+    """What a transformer rejects travels with the rest; the pipeline knows nothing of it."""
     record = Reject(stage="s", source="f", line=1, offset=0, sha256="0" * 64, reason="r")
 
     async def run() -> None:

@@ -1084,7 +1084,7 @@ def test_many_overlapping_calls_have_short_names(run: Run) -> None:
     assert f"kernel_events_in_overlapping_windows:{longest}" in overlaps
 
 
-# --- laws ---------------------------------------------------------------------------------------
+# --- properties -------------------------------------------------------------------------------
 
 ids = st.sampled_from(["a", "b", "c", "a,b", "x:y", "n\nl", "\\", "\\x2c", "", "é\u202e", "a\\,"])
 pids = st.integers(1, 6)

@@ -24,7 +24,7 @@ from stream.records.artifacts import (
 )
 from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent, kind_of_event
 from stream.transformers.normalize import Normalize
-from tests.core.laws import feed
+from tests.core.properties import feed
 from tests.evidence.raw import CAPTURE, O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
 
 ASSAY = Path(__file__).resolve().parents[1] / "data" / "assay"

@@ -17,7 +17,7 @@ import pytest
 from stream.sources.kernel import loader
 from stream.transformers.kernel_lines import named, named_second
 from stream.transformers.normalize import Normalize
-from tests.core.laws import feed
+from tests.core.properties import feed
 from tests.kernel.rig import ROOT, Recorded, expected, run, told
 from tests.sweeping import first_of
 
@@ -217,9 +217,9 @@ def test_an_open_whose_descriptor_got_another_file_has_a_mark(calls: Path, place
     assert len(opened) == 300
     assert {(*event.marks,) for event in opened} == {("shared_files",)}
     assert recorded.at("/dev/null")[0].marks == []
-    stage = Normalize()
-    feed(stage, [*opened])
-    assert stage.events == 300
+    transformer = Normalize()
+    feed(transformer, [*opened])
+    assert transformer.events == 300
 
 
 @pytest.mark.parametrize("depth", [0, 150])

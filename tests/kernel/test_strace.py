@@ -22,7 +22,7 @@ from stream.sources.kernel.strace import StraceFeed
 from stream.sources.kernel.strace_syntax import TRACED
 from stream.transformers.kernel_lines import named
 from tests.cli.command import Place
-from tests.cli.test_user import open_place, ordinary
+from tests.cli.test_ordinary_user import open_place, ordinary
 from tests.feeds import needs_strace
 from tests.kernel.straced import HOME, Run, Traced, run
 

@@ -19,7 +19,7 @@ from stream.sources.kernel.strace_lines import UNREADABLE
 from stream.sources.kernel.strace_syntax import UNREAD
 from tests.feeds import needs_strace
 from tests.kernel.straced import Run, run
-from tests.kernel.test_books import WRITES
+from tests.kernel.test_loss_counters import WRITES
 from tests.kernel.test_strace_lines import at, calls, event, quoted, reader, written
 
 __all__ = ["run"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Place
-from tests.cli.test_user import open_place, ordinary
+from tests.cli.test_ordinary_user import open_place, ordinary
 from tests.kernel.straced import Run, run
 
 __all__ = ["open_place", "run"]

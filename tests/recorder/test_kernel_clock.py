@@ -13,7 +13,7 @@ from tests.cli.command import STREAM, Place
 from tests.feeds import FEEDS
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import artifact, health, kernel, sequence
-from tests.recorder.test_kernel_trouble import rules
+from tests.recorder.test_kernel_attacks import rules
 
 __all__ = ["sequence"]
 AHEAD = ("unshare", "--time", "--fork", "--monotonic", "100000", "--boottime", "100000")

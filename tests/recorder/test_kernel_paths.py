@@ -11,7 +11,7 @@ from tests.cli.command import Place
 from tests.feeds import FEEDS
 from tests.recorder.runs import observe, records
 from tests.recorder.test_kernel import artifact, health, kernel
-from tests.recorder.test_kernel_trouble import rules
+from tests.recorder.test_kernel_attacks import rules
 
 WORK = r"""
 import os

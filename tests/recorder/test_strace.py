@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import STREAM, Place
-from tests.cli.test_user import Run as Stream
-from tests.cli.test_user import open_place, run
+from tests.cli.test_ordinary_user import Run as Stream
+from tests.cli.test_ordinary_user import open_place, run
 from tests.feeds import needs_strace
 from tests.kernel.test_strace import NO_PTRACE, TRACER, program
 from tests.recorder.runs import Run, observe, records

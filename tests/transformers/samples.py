@@ -18,7 +18,7 @@ from stream.codec import BUNDLE, Lines, LineSplitter
 from stream.pipeline import Transformer
 from stream.records.boundary import FRAME_END, FRAME_START, RawEmission, Word
 from stream.records.control import Control
-from tests.core.laws import feed, finish
+from tests.core.properties import feed, finish
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 CAPABILITY = "cap_fs_write_outside_workspace"
@@ -154,15 +154,15 @@ def split(data: bytes, cuts: Sequence[int], source: str = "in.ndjson") -> list[L
     return [*batches, rest] if rest else batches
 
 
-def run_stage(
-    stage: Transformer, batches: Sequence[Sequence[Any]]
+def run_transformer(
+    transformer: Transformer, batches: Sequence[Sequence[Any]]
 ) -> tuple[list[bytes], list[Control]]:
     """(lines, control records) of the whole run; the books are checked."""
-    out = [item for batch in batches for item in feed(stage, batch)]
-    out += finish(stage)
+    out = [item for batch in batches for item in feed(transformer, batch)]
+    out += finish(transformer)
     taken = [item for batch in batches for item in batch if not isinstance(item, Control)]
-    assert stage.counts.received == len(taken)
-    assert stage.counts.balanced
+    assert transformer.counts.received == len(taken)
+    assert transformer.counts.balanced
     said = [item for item in out if isinstance(item, bytes)]
     return said, [item for item in out if not isinstance(item, bytes)]
 

@@ -16,7 +16,7 @@ from stream.codec import OverlongLine, TornLine
 from stream.records.boundary import RawEmission, decode_boundary, decode_raw, encode_raw
 from stream.records.control import EMISSIONS, Gap, Reject
 from stream.transformers.emit import Emit, EncodeRaw
-from tests.core.laws import check_batch_independence, feed
+from tests.core.properties import check_batch_independence, feed
 from tests.sweeping import thorough
 from tests.transformers.cells import BAD, FULL, GOOD, OWN, PLAIN
 from tests.transformers.samples import (
@@ -32,7 +32,7 @@ from tests.transformers.samples import (
     own_pattern,
     record,
     recorder,
-    run_stage,
+    run_transformer,
 )
 
 CASES = [
@@ -50,13 +50,13 @@ REASONS = (
 
 def emit(emission: RawEmission, own: Any = None) -> tuple[dict[str, Any], Emit]:
     maker = own or recorder()
-    stage = Emit(maker)
+    transformer = Emit(maker)
     (item,) = feed(
-        stage, (msgspec.structs.replace(emission, boundary=maker.descriptor.key),), EMISSIONS
+        transformer, (msgspec.structs.replace(emission, boundary=maker.descriptor.key),), EMISSIONS
     )
     assert isinstance(item, bytes)
-    assert stage.counts.balanced
-    return decoded(item), stage
+    assert transformer.counts.balanced
+    return decoded(item), transformer
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def emit(emission: RawEmission, own: Any = None) -> tuple[dict[str, Any], Emit]:
 )
 def test_a_cell_of_another_catalog_is_no_record(changes: dict[str, str], path: str) -> None:
     """In another process other catalogs may be in force: nothing is silently reinterpreted."""
-    stage = Emit(recorder())
-    (item,) = feed(stage, (cell(OWN, **changes),), EMISSIONS)
+    transformer = Emit(recorder())
+    (item,) = feed(transformer, (cell(OWN, **changes),), EMISSIONS)
     assert isinstance(item, Reject)
     assert item.path == path
     assert next(iter(changes.values())) in item.reason
-    assert (stage.counts.rejected, stage.failed) == (1, 0)
+    assert (transformer.counts.rejected, transformer.failed) == (1, 0)
 
 
 def size(value: object) -> int:
@@ -91,16 +91,16 @@ def test_every_reason_has_cases_and_is_documented() -> None:
 
 @pytest.mark.parametrize("emission", GOOD.values(), ids=GOOD)
 def test_a_good_cell_gives_the_probes_own_record(emission: RawEmission) -> None:
-    got, stage = emit(emission)
-    assert stage.failures == []
-    assert stage.results == {"denied": 1}
+    got, transformer = emit(emission)
+    assert transformer.failures == []
+    assert transformer.results == {"denied": 1}
     assert "harness" not in got["payload"]["raw"]
     assert size(got["payload"]) <= LIMIT
 
 
 @pytest.mark.parametrize(("reason", "emission"), CASES)
 def test_a_breach_gives_the_harness_own_record(reason: str, emission: RawEmission) -> None:
-    got, stage = emit(emission)
+    got, transformer = emit(emission)
     decode_boundary(msgspec.json.encode(got))
     harness = got["payload"]["raw"]["harness"]
     assert (harness["author"], harness["reason"]) == ("stream", reason)
@@ -111,10 +111,10 @@ def test_a_breach_gives_the_harness_own_record(reason: str, emission: RawEmissio
     assert got["probe"]["primary_capability_id"] == (emission.capability or "unknown")
     assert got["probe"]["secondary_capability_ids"] == []
     assert size(got["payload"]) <= LIMIT
-    (failure,) = stage.failures
+    (failure,) = transformer.failures
     assert (failure.probe, failure.mode, failure.reason) == (emission.probe, "baseline", reason)
     assert failure.sentence.isprintable()
-    assert stage.results == {"error": 1}
+    assert transformer.results == {"error": 1}
 
 
 def test_where_no_capability_is_declared_it_is_unknown() -> None:
@@ -160,8 +160,8 @@ def test_what_the_probe_said_is_kept() -> None:
 )
 def test_the_first_of_several_reasons_counts(changes: dict[str, Any], reason: str) -> None:
     stdout = changes.get("stdout", b"")
-    _, stage = emit(cell(**{"stdout_bytes": len(stdout), **changes}))
-    assert stage.failures[0].reason == reason
+    _, transformer = emit(cell(**{"stdout_bytes": len(stdout), **changes}))
+    assert transformer.failures[0].reason == reason
 
 
 def test_a_frame_brings_the_system_that_the_probe_saw() -> None:
@@ -171,9 +171,9 @@ def test_a_frame_brings_the_system_that_the_probe_saw() -> None:
 
 
 def test_a_plain_record_is_written_as_all_are() -> None:
-    stage = Emit(recorder())
+    transformer = Emit(recorder())
     spaced = msgspec.json.format(PLAIN, indent=4)
-    (item,) = feed(stage, (cell(b"\n" + spaced + b"\n"),), EMISSIONS)
+    (item,) = feed(transformer, (cell(b"\n" + spaced + b"\n"),), EMISSIONS)
     assert item == msgspec.json.encode(record(), order="sorted")
 
 
@@ -183,8 +183,8 @@ def test_a_plain_record_is_as_small_as_all_are() -> None:
         operation={"args": {"b": ["z"] * 5000}},
         result={"message": "m" * 100_000},
     )
-    got, stage = emit(cell(line(big)))
-    assert stage.failures == []
+    got, transformer = emit(cell(line(big)))
+    assert transformer.failures == []
     assert got["payload"]["stderr_snippet"] == "y" * 400 + "…"
     assert got["payload"]["raw"]["payload_cut"]["bytes"] > 100_000
     assert got["operation"]["args"]["args_cut"]["bytes"] > 5000
@@ -198,8 +198,8 @@ def test_a_plain_record_may_say_less_than_the_harness_knows() -> None:
     """A foreign helper does not know of the declared mode, and need not write `secondary`."""
     value = record()
     del value["capability_context"]["secondary"]
-    got, stage = emit(cell(line(value), sandbox_mode="read-only"))
-    assert stage.failures == []
+    got, transformer = emit(cell(line(value), sandbox_mode="read-only"))
+    assert transformer.failures == []
     assert got["stack"]["sandbox_mode"] is None
 
 
@@ -212,8 +212,8 @@ def test_names_that_are_not_utf_8_do_not_stop_the_stream() -> None:
 
 
 def test_a_terminal_obeys_nothing_that_a_probe_says() -> None:
-    _, stage = emit(cell(frame(*WORDS, "--\x1b[2J\n\u009b31m")))
-    assert stage.failures[0].sentence.endswith(r"Unknown flag: --\x1b[2J\n\x9b31m")
+    _, transformer = emit(cell(frame(*WORDS, "--\x1b[2J\n\u009b31m")))
+    assert transformer.failures[0].sentence.endswith(r"Unknown flag: --\x1b[2J\n\x9b31m")
 
 
 FOREIGN = [
@@ -242,30 +242,30 @@ MALFORMED = [
 
 
 def test_foreign_records_pass_byte_for_byte() -> None:
-    stage = Emit(recorder())
-    out, control = run_stage(stage, [lines(*FOREIGN)])
+    transformer = Emit(recorder())
+    out, control = run_transformer(transformer, [lines(*FOREIGN)])
     assert out == FOREIGN
     assert control == []
     gap = Gap(source="s", lost=1, reason="r")
-    assert run_stage(Emit(recorder()), [[gap, *FOREIGN]]) == (FOREIGN, [gap])
+    assert run_transformer(Emit(recorder()), [[gap, *FOREIGN]]) == (FOREIGN, [gap])
 
 
 @pytest.mark.parametrize("bad", MALFORMED, ids=range(len(MALFORMED)))
 def test_a_malformed_raw_emission_is_rejected(bad: bytes) -> None:
-    stage = Emit(recorder())
-    out, control = run_stage(stage, [lines(FOREIGN[0], bad, b"", b"  ", FOREIGN[1])])
+    transformer = Emit(recorder())
+    out, control = run_transformer(transformer, [lines(FOREIGN[0], bad, b"", b"  ", FOREIGN[1])])
     assert out == FOREIGN[:2]
     (reject,) = control
     assert isinstance(reject, Reject)
     assert (reject.stage, reject.source, reject.line) == ("emit", "in.ndjson", 2)
     assert reject.offset == len(FOREIGN[0]) + 1
-    assert (stage.counts.rejected, stage.counts.filtered) == (1, 2)
+    assert (transformer.counts.rejected, transformer.counts.filtered) == (1, 2)
 
 
 def test_a_cell_of_another_patterns_mode_is_no_record_of_this_one() -> None:
     caged = cell(OWN, mode="caged")
     for item in (caged, encode_raw(caged)):
-        _, control = run_stage(Emit(recorder()), [[item]])
+        _, control = run_transformer(Emit(recorder()), [[item]])
         (reject,) = control
         assert isinstance(reject, Reject)
         assert (reject.reason, reject.path) == (
@@ -292,19 +292,19 @@ def test_emit_does_not_depend_on_batches(items: list[bytes], cuts: list[int]) ->
 
 def test_cells_in_memory_and_cells_on_a_pipe_are_the_same() -> None:
     cells = [*GOOD.values(), *(emission for many in BAD.values() for emission in many)]
-    raw = run_stage(EncodeRaw(), [cells])[0]
+    raw = run_transformer(EncodeRaw(), [cells])[0]
     assert [decode_raw(item) for item in raw] == cells
-    assert run_stage(Emit(recorder()), [cells]) == run_stage(Emit(recorder()), [raw])
+    assert run_transformer(Emit(recorder()), [cells]) == run_transformer(Emit(recorder()), [raw])
 
 
 def test_a_pattern_of_the_users_own() -> None:
     own = own_pattern()
-    got, stage = emit(cell(frame(*WORDS, "--run-mode", "caged"), mode="caged"), own)
-    assert stage.failures == []
+    got, transformer = emit(cell(frame(*WORDS, "--run-mode", "caged"), mode="caged"), own)
+    assert transformer.failures == []
     assert (got["schema_version"], got["schema_key"]) == ("boundary_event_v2", "mine-v2")
     assert got["run"]["mode"] == "caged"
-    got, stage = emit(cell(mode="caged"), own)
-    assert stage.failures[0].reason == "no-record"
+    got, transformer = emit(cell(mode="caged"), own)
+    assert transformer.failures[0].reason == "no-record"
     assert (got["schema_version"], got["run"]["mode"]) == ("boundary_event_v2", "caged")
     plain = record(run={"mode": "caged"}) | {"schema_version": "boundary_event_v2"}
     plain["schema_key"] = "mine-v2"
@@ -316,9 +316,9 @@ def test_a_pattern_of_the_users_own() -> None:
 def test_a_pattern_that_leaves_the_harness_no_room() -> None:
     """Every probe breaks it, and the harness cannot keep it: the record says v1, and error."""
     own = own_pattern(required='["mood"]')
-    got, stage = emit(cell(OWN), own)
-    assert stage.failures[0].reason == "bad-emission"
-    assert '"mood" is a required property' in stage.failures[0].sentence
+    got, transformer = emit(cell(OWN), own)
+    assert transformer.failures[0].reason == "bad-emission"
+    assert '"mood" is a required property' in transformer.failures[0].sentence
     assert (got["schema_version"], got["schema_key"]) == ("boundary_event_v1", "mine-v2")
     decode_boundary(msgspec.json.encode(got))
 
@@ -360,10 +360,10 @@ def test_a_pattern_without_what_names_a_cell() -> None:
     )
 )
 def test_every_cell_ends_in_one_valid_record(emission: RawEmission) -> None:
-    got, stage = emit(emission)
+    got, transformer = emit(emission)
     decode_boundary(msgspec.json.encode(got))
     assert size(got["payload"]) <= LIMIT
-    assert ("harness" in got["payload"]["raw"]) == bool(stage.failures)
+    assert ("harness" in got["payload"]["raw"]) == bool(transformer.failures)
 
 
 GOLDEN = DATA / "golden"
@@ -376,7 +376,7 @@ GOLDEN_CELLS = {
 @pytest.mark.parametrize("name", GOLDEN_CELLS)
 def test_golden_records(name: str) -> None:
     """STREAM_UPDATE_GOLDENS=1 writes them anew: look at the difference before you commit it."""
-    out, control = run_stage(Emit(recorder()), [[*map(encode_raw, GOLDEN_CELLS[name])]])
+    out, control = run_transformer(Emit(recorder()), [[*map(encode_raw, GOLDEN_CELLS[name])]])
     assert control == []
     got = b"".join(item + b"\n" for item in out)
     path = GOLDEN / f"{name}.ndjson"

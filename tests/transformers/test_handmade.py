@@ -20,10 +20,10 @@ from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 from stream.verify.session import verify
 from tests.archive.samples import recorded, sealed, written
-from tests.core.laws import feed
+from tests.core.properties import feed
 from tests.transformers.handmade import made, rows
 from tests.transformers.runs import encoded, good_run
-from tests.transformers.samples import lines, record, recorder, run_stage
+from tests.transformers.samples import lines, record, recorder, run_transformer
 
 OBJECTS = rows("boundary-objects.ndjson")
 IN_FORCE = Boundaries([recorder().descriptor], known_catalogs())
@@ -41,23 +41,23 @@ def found(items: list[Any]) -> list[tuple[Any, ...]]:
 
 def test_what_was_good_before_makes_nothing_good() -> None:
     """Each as its recorder would write it, behind all the others."""
-    stage = Validate(IN_FORCE, is_last=True)
+    transformer = Validate(IN_FORCE, is_last=True)
     written_so = [
         msgspec.json.encode(json.loads(made(row, record())), order="sorted") for row in OBJECTS
     ]
     whole = [row for row in OBJECTS if "text" not in row]
     for _ in range(2):
         for row, line in zip(OBJECTS, written_so, strict=True):
-            bad = found(list(feed(stage, lines(line))))
+            bad = found(list(feed(transformer, lines(line))))
             assert bool(bad) == (row["path"] is not None) or row not in whole, row["what"]
 
 
 @pytest.mark.parametrize("row", OBJECTS, ids=lambda row: row["what"].replace(" ", "_"))
 def test_a_boundary_object(row: dict[str, Any]) -> None:
     line = made(row, record())
-    _, said = run_stage(Validate(IN_FORCE, is_last=True), [lines(line)])
-    stage = Invariants(is_alone=False, contracts=lambda: Contracts(IN_FORCE))
-    out, beside = run_stage(stage, [lines(line)])
+    _, said = run_transformer(Validate(IN_FORCE, is_last=True), [lines(line)])
+    transformer = Invariants(is_alone=False, contracts=lambda: Contracts(IN_FORCE))
+    out, beside = run_transformer(transformer, [lines(line)])
     assert out == [line]  # evidence passes, whatever it breaks
     assert found(said) == found(beside)
     if row["path"] is None:
@@ -76,9 +76,9 @@ def test_an_event(row: dict[str, Any]) -> None:
     run = good_run()
     at = row["event"] - 1
     line = made(row, run[at])
-    _, said = run_stage(Validate(IN_FORCE, is_last=True), [lines(line)])
+    _, said = run_transformer(Validate(IN_FORCE, is_last=True), [lines(line)])
     batch = [*encoded(run[:at]), line, *encoded(run[at + 1 :])]
-    _, beside = run_stage(Invariants("agents", is_alone=True, source="in"), [lines(*batch)])
+    _, beside = run_transformer(Invariants("agents", is_alone=True, source="in"), [lines(*batch)])
     of_line = [
         f for f in beside
         if isinstance(f, Finding) and (f.line, f.severity) == (row["event"], "error")

@@ -18,7 +18,7 @@ from stream.records.decision import SLOTS, is_event
 from stream.records.run import Profile
 from stream.transformers.event_rules import MOST_EVIDENCE, RULES, read_event
 from stream.transformers.invariants import Invariants
-from tests.core.laws import check_batch_independence
+from tests.core.properties import check_batch_independence
 from tests.sweeping import thorough
 from tests.transformers.cells import PLAIN
 from tests.transformers.runs import (
@@ -32,7 +32,7 @@ from tests.transformers.runs import (
     good_run,
     published,
 )
-from tests.transformers.samples import lines, run_stage, split
+from tests.transformers.samples import lines, run_transformer, split
 
 GOOD = encoded(good_run())
 DATA = b"\n".join([*GOOD, b""])
@@ -41,8 +41,8 @@ DATA = b"\n".join([*GOOD, b""])
 def judged(
     items: list[bytes], profile: Profile = "poc", *, is_alone: bool = True
 ) -> tuple[list[bytes], list[Control]]:
-    stage = Invariants(profile, is_alone=is_alone, source="empty")
-    return run_stage(stage, [lines(*items, source="events.jsonl")])
+    transformer = Invariants(profile, is_alone=is_alone, source="empty")
+    return run_transformer(transformer, [lines(*items, source="events.jsonl")])
 
 
 def found(items: list[bytes], profile: Profile = "poc", *, is_alone: bool = True) -> list[Finding]:
@@ -412,7 +412,7 @@ def test_an_overlong_line_has_a_rule_of_its_own() -> None:
     splitter = LineSplitter("events.jsonl", limit=3000)
     batch = splitter.feed(b"\n".join([*GOOD[:4], b"x" * 9000, *GOOD[4:], b""]))
     assert batch is not None
-    said, (finding, reject) = run_stage(Invariants(is_alone=True), [batch])
+    said, (finding, reject) = run_transformer(Invariants(is_alone=True), [batch])
     assert said == GOOD
     assert isinstance(finding, Finding)
     assert isinstance(reject, Reject)
@@ -423,8 +423,8 @@ def test_an_overlong_line_has_a_rule_of_its_own() -> None:
 def test_every_prefix_is_one_finding(is_alone: bool) -> None:
     """However many bytes of a run there are: it is incomplete, and nothing else is wrong."""
     for size in (*range(1, len(DATA) - 1, 97), len(DATA) - 2):
-        stage = Invariants(is_alone=is_alone, source="empty")
-        said, control = run_stage(stage, split(DATA[:size], [size // 2]))
+        transformer = Invariants(is_alone=is_alone, source="empty")
+        said, control = run_transformer(transformer, split(DATA[:size], [size // 2]))
         findings = [one for one in control if isinstance(one, Finding)]
         if not is_alone and not said:  # a torn line of anything
             assert [one.rule for one in findings] == ["line.json_object"]
@@ -432,13 +432,13 @@ def test_every_prefix_is_one_finding(is_alone: bool) -> None:
         (finding,) = findings
         assert finding.rule == "run.incomplete"
         rejected = [one for one in control if isinstance(one, Reject)]
-        assert len(rejected) == stage.counts.rejected <= 1
+        assert len(rejected) == transformer.counts.rejected <= 1
         assert ("torn" in finding.message) == bool(rejected)
         assert NAMES[len(said)] in finding.message
 
 
 def test_a_last_line_without_newline_is_whole() -> None:
-    assert run_stage(Invariants(is_alone=True), split(DATA[:-1], [])) == (GOOD, [])
+    assert run_transformer(Invariants(is_alone=True), split(DATA[:-1], [])) == (GOOD, [])
 
 
 def test_runs_in_one_pipe_are_judged_for_themselves() -> None:
@@ -486,9 +486,9 @@ def test_a_broken_event_is_still_taken_for_one() -> None:
 
 def test_control_records_in_memory_pass() -> None:
     finding = Finding(rule="r", severity="error", message="m")
-    stage = Invariants(is_alone=True)
-    said, control = run_stage(stage, [[finding, *GOOD]])
-    assert (said, control, stage.findings) == (GOOD, [finding], 0)
+    transformer = Invariants(is_alone=True)
+    said, control = run_transformer(transformer, [[finding, *GOOD]])
+    assert (said, control, transformer.findings) == (GOOD, [finding], 0)
 
 
 def test_how_much_of_what_was_lost_is_said() -> None:
@@ -498,7 +498,7 @@ def test_how_much_of_what_was_lost_is_said() -> None:
     assert "4096 bytes of artifacts/claude_stdout.txt" in finding.message
 
 
-# ------------------------------------------------------------------------- laws
+# ------------------------------------------------------------------- properties
 
 _BROKEN = [line for _, change in CASES[24::7] for line in _lines(change)[4:6]]
 POOL = [*GOOD, *encoded(good_run(3))[:4], *_BROKEN, PLAIN, b"junk", b"", b" ", b'{"a":"\xff"}']
@@ -526,8 +526,10 @@ def test_check_does_not_depend_on_batches(
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, len(DATA)), max_size=9), st.integers(0, len(DATA)))
 def test_places_do_not_depend_on_reads(cuts: list[int], end: int) -> None:
-    whole = run_stage(Invariants(is_alone=True, source="empty"), split(DATA[:end], []))
-    assert run_stage(Invariants(is_alone=True, source="empty"), split(DATA[:end], cuts)) == whole
+    whole = run_transformer(Invariants(is_alone=True, source="empty"), split(DATA[:end], []))
+    assert (
+        run_transformer(Invariants(is_alone=True, source="empty"), split(DATA[:end], cuts)) == whole
+    )
 
 
 def _is_object(line: bytes) -> bool:

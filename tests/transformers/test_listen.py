@@ -13,15 +13,15 @@ from stream.codec import TornLine
 from stream.records.control import Control, Finding, Gap, Reject, sentence
 from stream.transformers import listen
 from stream.transformers.listen import Listen
-from tests.core.laws import cut
-from tests.transformers.samples import DATA, line, lines, record, run_stage
+from tests.core.properties import cut_into_batches
+from tests.transformers.samples import DATA, line, lines, record, run_transformer
 
 DESCRIPTOR = find_descriptor(None)
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202e\x00\x7f"
 
 
 def heard(*items: bytes, **options: bool) -> tuple[str, list[Control]]:
-    out, control = run_stage(Listen(DESCRIPTOR, **options), [lines(*items)])
+    out, control = run_transformer(Listen(DESCRIPTOR, **options), [lines(*items)])
     return b"\n".join(out).decode(), control
 
 
@@ -158,9 +158,9 @@ def test_bad_lines_have_their_places() -> None:
 
 def test_control_records_pass() -> None:
     gap = Gap(source="s", lost=1, reason="r")
-    stage = Listen(DESCRIPTOR, as_json=True)
-    assert run_stage(stage, [[gap]])[1] == [gap]
-    assert stage.counts.received == 0
+    transformer = Listen(DESCRIPTOR, as_json=True)
+    assert run_transformer(transformer, [[gap]])[1] == [gap]
+    assert transformer.counts.received == 0
 
 
 POOL = [
@@ -184,8 +184,8 @@ def test_listen_does_not_depend_on_batches(
     items: list[bytes], cuts: list[int], as_json: bool
 ) -> None:
     whole, parts = Listen(DESCRIPTOR, as_json=as_json), Listen(DESCRIPTOR, as_json=as_json)
-    text, control = run_stage(whole, [lines(*items)])
-    other_text, other_control = run_stage(parts, cut(lines(*items), cuts))
+    text, control = run_transformer(whole, [lines(*items)])
+    other_text, other_control = run_transformer(parts, cut_into_batches(lines(*items), cuts))
     assert b"\n".join(other_text) == b"\n".join(text)
     assert other_control == control
     assert parts.counts == whole.counts
@@ -199,12 +199,14 @@ def test_memory_does_not_grow_with_what_records_say(monkeypatch: Any) -> None:
         context = {"primary": {"id": "x", "category": name, "layer": "l"}}
         return line(record(probe={"id": name}, capability_context=context))
 
-    stage = Listen(DESCRIPTOR)
-    run_stage(stage, [lines(named("a"), named("b")), lines(named("c"), named("d"), named("a"))])
-    assert {name: counts["denied"] for name, counts in stage.categories.items()} == {
+    transformer = Listen(DESCRIPTOR)
+    run_transformer(
+        transformer, [lines(named("a"), named("b")), lines(named("c"), named("d"), named("a"))]
+    )
+    assert {name: counts["denied"] for name, counts in transformer.categories.items()} == {
         "a": 2,
         "b": 1,
         "(others)": 2,
     }
-    assert stage.probes == {"a", "b"}
-    assert stage.records == 5
+    assert transformer.probes == {"a", "b"}
+    assert transformer.records == 5

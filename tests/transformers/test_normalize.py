@@ -1,4 +1,4 @@
-"""normalize: what is left out and what never is, how each call is said, and the stage's laws."""
+"""normalize: what is left out and what never is, how each call is written, and its properties."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from stream.records.kernel import (
     kind_of_event,
 )
 from stream.transformers.normalize import Normalize
-from tests.core import laws
+from tests.core import properties
 from tests.evidence.raw import (
     CAPTURE,
     O_APPEND,
@@ -64,34 +64,34 @@ decode_event = msgspec.json.Decoder(KernelEvent).decode
 decode_detail = msgspec.json.Decoder(KernelDetail).decode
 
 
-def layer(*events: RawEvent, stage: Normalize | None = None) -> list[dict[str, Any]]:
+def layer(*events: RawEvent, transformer: Normalize | None = None) -> list[dict[str, Any]]:
     """The lines of the kernel layer that some events become."""
-    out = drive(stage or Normalize(), [events])
+    out = run_batches(transformer or Normalize(), [events])
     return [json.loads(encode(item)) for item in out if isinstance(item, KernelEvent)]
 
 
 def details(*events: RawEvent) -> list[dict[str, Any]]:
-    out = drive(Normalize(), [events])
+    out = run_batches(Normalize(), [events])
     return [json.loads(encode(item)) for item in out if isinstance(item, KernelDetail)]
 
 
-def drive(stage: Normalize, batches: list[Any]) -> list[Any]:
+def run_batches(transformer: Normalize, batches: list[Any]) -> list[Any]:
     """The records that come of some batches, without their times."""
-    return [item for batch in batches for item in feed(stage, batch)]
+    return [item for batch in batches for item in feed(transformer, batch)]
 
 
-def feed(stage: Normalize, items: Any, *, but: tuple[str, ...] = (TIMES,)) -> list[Any]:
+def feed(transformer: Normalize, items: Any, *, but: tuple[str, ...] = (TIMES,)) -> list[Any]:
     kind = LINES if isinstance(items, Lines) else TELEMETRY
-    out = laws.feed(stage, items, kind, but=but)
-    assert stage.counts.balanced
+    out = properties.feed(transformer, items, kind, but=but)
+    assert transformer.counts.balanced
     return out
 
 
 def rule(event: RawEvent) -> str | None:
     """By which rule an event is left out."""
-    stage = Normalize()
-    drive(stage, [[event]])
-    return next(iter(stage.dropped), None)
+    transformer = Normalize()
+    run_batches(transformer, [[event]])
+    return next(iter(transformer.dropped), None)
 
 
 # ---------------------------------------------------------------- what is left out
@@ -340,11 +340,11 @@ def test_what_another_thread_may_have_exchanged(
 
 
 def test_what_was_left_out_goes_along_with_its_own_books() -> None:
-    stage = Normalize()
+    transformer = Normalize()
     noise = raw(ret=3, path="/usr/lib/x.so", resolved="/usr/lib/x.so")
     first, second = RawCapture(feed="ebpf"), RawCapture(feed="strace")
-    drive(stage, [[noise, noise, first, noise, second]])
-    assert stage.capture is second
+    run_batches(transformer, [[noise, noise, first, noise, second]])
+    assert transformer.capture is second
     again = Normalize()
     out = feed(again, [noise, noise, first, noise, second])
     books = [item for item in out if isinstance(item, RawCapture)]
@@ -353,11 +353,11 @@ def test_what_was_left_out_goes_along_with_its_own_books() -> None:
 
 @given(st.lists(RAW_EVENTS, max_size=20))
 def test_each_rule_is_counted(events: list[RawEvent]) -> None:
-    stage = Normalize()
-    drive(stage, [events])
-    assert sum(stage.dropped.values()) == stage.counts.filtered
-    assert stage.counts.passed == stage.events
-    assert 0 not in stage.dropped.values()
+    transformer = Normalize()
+    run_batches(transformer, [events])
+    assert sum(transformer.dropped.values()) == transformer.counts.filtered
+    assert transformer.counts.passed == transformer.events
+    assert 0 not in transformer.dropped.values()
 
 
 # ---------------------------------------------------------------- how a call is said
@@ -373,7 +373,7 @@ def test_an_open_is_said_as_the_contract_shows_it() -> None:
         flags=577,
         mode=420,
     )
-    (line,) = drive(Normalize("run_001"), [[event]])
+    (line,) = run_batches(Normalize("run_001"), [[event]])
     assert encode(line) == encode(SCHEMA["examples"][0])
 
 
@@ -597,14 +597,14 @@ def test_a_queue_is_called_by_its_name_also_where_that_is_empty(call: str) -> No
         assert layer(raw(call, ret=-2, path=path))[0]["value"] == value
 
 
-# ---------------------------------------------------------------- laws
+# ---------------------------------------------------------------- properties
 
 
 @thorough(300)
 @given(st.lists(RAW_EVENTS, max_size=12))
 def test_every_line_keeps_its_contract(events: list[RawEvent]) -> None:
-    stage = Normalize(has_inline_details=True)
-    out = drive(stage, [events])
+    transformer = Normalize(has_inline_details=True)
+    out = run_batches(transformer, [events])
     seqs = []
     for item, before in zip(out, [None, *out], strict=False):
         line = encode(item)
@@ -618,7 +618,7 @@ def test_every_line_keeps_its_contract(events: list[RawEvent]) -> None:
             assert item.kind == kind_of_event(item.event_type)
             assert item.value is None or item.value.startswith(("/", *"[0123456789unafm"))
             seqs.append(item.seq)
-    assert seqs == list(range(stage.events))
+    assert seqs == list(range(transformer.events))
     followed = {item.seq for item in out if isinstance(item, KernelDetail)}
     for line in out:
         if isinstance(line, KernelEvent) and (
@@ -637,7 +637,7 @@ def test_output_does_not_depend_on_the_cut(events: list[RawEvent], cuts: list[in
     def with_details() -> Normalize:
         return Normalize(has_inline_details=True)
 
-    check = laws.check_batch_independence
+    check = properties.check_batch_independence
     expected, _ = check(with_details, [*events, GAP, CAPTURE], cuts, TELEMETRY, but=(TIMES,))
     assert check(with_details, batch, cuts, but=(TIMES,))[0] == expected
     for kinds in ((KERNEL, TIMES), (KERNEL, DETAILS), (DETAILS, TIMES)):
@@ -648,28 +648,28 @@ def test_output_does_not_depend_on_the_cut(events: list[RawEvent], cuts: list[in
 def test_lines_of_another_form_say_the_same(events: list[RawEvent], odd: list[int]) -> None:
     """All lines of a batch are decoded at once where a feed wrote them, else one by one."""
     forms = [encode(event) for event in events]
-    plain = drive(Normalize(), [lines(*forms, source="x")])
+    plain = run_batches(Normalize(), [lines(*forms, source="x")])
     for number in odd:
         if number < len(forms):
             forms[number] = b" " + msgspec.json.format(forms[number], indent=0)
-    assert drive(Normalize(), [lines(*forms, source="x")]) == plain
+    assert run_batches(Normalize(), [lines(*forms, source="x")]) == plain
 
 
 def test_times_are_those_of_the_kept_events() -> None:
-    stage = Normalize()
+    transformer = Normalize()
     others = (KERNEL, DETAILS, GAPS)
     events = [opened("/a", ts=5), opened("/usr/lib/x", ts=6), raw("fork", ts=7), GAP]
-    assert feed(stage, events, but=others) == [5, 7]
-    assert feed(stage, [opened("/b", ts=2**63 - 1)], but=others) == [2**63 - 1]
+    assert feed(transformer, events, but=others) == [5, 7]
+    assert feed(transformer, [opened("/b", ts=2**63 - 1)], but=others) == [2**63 - 1]
 
 
 def test_writes_to_watched_streams_place_words_and_are_no_events() -> None:
-    stage = Normalize(keeps_writes=True)
+    transformer = Normalize(keeps_writes=True)
     sizes = [("stdout", 3, 10), ("stderr", 5, 11), ("stdout", 4, 12), ("stdout", 0, 13)]
-    out = feed(stage, [raw("wrote", stream=s, size=n, ts=t, ret=n) for s, n, t in sizes])
+    out = feed(transformer, [raw("wrote", stream=s, size=n, ts=t, ret=n) for s, n, t in sizes])
     assert out == []
-    assert stage.dropped == {"wrote": 4}
-    stdout, stderr = stage.written["stdout"], stage.written["stderr"]
+    assert transformer.dropped == {"wrote": 4}
+    stdout, stderr = transformer.written["stdout"], transformer.written["stderr"]
     assert [[*stdout.sizes], [*stdout.times], [*stdout.pids]] == [
         [3, 7, 7],
         [10, 12, 13],
@@ -679,21 +679,21 @@ def test_writes_to_watched_streams_place_words_and_are_no_events() -> None:
 
 
 def test_an_agent_that_writes_without_end_takes_little_memory() -> None:
-    stage = Normalize(keeps_writes=True)
+    transformer = Normalize(keeps_writes=True)
     writes = [raw("wrote", stream="stdout", size=n, ts=n << 40, ret=n) for n in range(1, 1001)]
     tracemalloc.start()
     for _ in range(20):
-        feed(stage, writes)
+        feed(transformer, writes)
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 20_000 * 40
 
 
 def test_gaps_and_books_stay_in_their_place() -> None:
-    stage = Normalize()
-    out = drive(stage, [[opened("/a"), GAP, opened("/b"), CAPTURE]])
+    transformer = Normalize()
+    out = run_batches(transformer, [[opened("/a"), GAP, opened("/b"), CAPTURE]])
     assert [type(item) for item in out] == [KernelEvent, Gap, KernelEvent, RawCapture]
-    assert (stage.lost, stage.capture) == (3, CAPTURE)
+    assert (transformer.lost, transformer.capture) == (3, CAPTURE)
 
 
 # ---------------------------------------------------------------- lines
@@ -704,18 +704,18 @@ FOREIGN = (b'{"schema":"other.v1", "x":1}', b"{}", b'{"schema_version":"x"}', b'
 def test_foreign_lines_pass_as_they_are() -> None:
     torn = TornLine(b'{"schema":"other.v1"}')
     batch = lines(*FOREIGN, encode(opened("/a")), torn, source="(stdin)")
-    out = drive(Normalize(), [batch])
+    out = run_batches(Normalize(), [batch])
     assert out[:4] == list(FOREIGN)
     assert out[5] is torn
     found = Finding(rule="r", severity="error", message="m")
-    assert drive(Normalize(), [[found]]) == [found]
+    assert run_batches(Normalize(), [[found]]) == [found]
 
 
 def test_the_file_of_one_feed_has_nothing_else() -> None:
-    stage = Normalize(is_alone=True)
-    out = drive(stage, [lines(*FOREIGN, encode(opened("/a")), source="raw.ndjson")])
+    transformer = Normalize(is_alone=True)
+    out = run_batches(transformer, [lines(*FOREIGN, encode(opened("/a")), source="raw.ndjson")])
     assert [type(item) for item in out] == [*[Reject] * 4, KernelEvent]
-    assert stage.counts == Counts(5, 1, 4, 0)
+    assert transformer.counts == Counts(5, 1, 4, 0)
 
 
 GOOD = encode(opened("/a"))
@@ -743,13 +743,13 @@ BAD = {
 
 @pytest.mark.parametrize("line", BAD)
 def test_bad_lines_are_rejected_with_their_place(line: bytes) -> None:
-    stage = Normalize()
-    out = drive(stage, [lines(GOOD, b"  ", line, GOOD, source="raw.ndjson")])
+    transformer = Normalize()
+    out = run_batches(transformer, [lines(GOOD, b"  ", line, GOOD, source="raw.ndjson")])
     assert [type(item) for item in out] == [KernelEvent, Reject, KernelEvent]
     assert BAD[line] in out[1].reason
     assert (out[1].source, out[1].line, out[1].stage) == ("raw.ndjson", 3, "normalize")
-    assert stage.counts == Counts(4, 2, 1, 1)
-    assert stage.events == 2
+    assert transformer.counts == Counts(4, 2, 1, 1)
+    assert transformer.events == 2
 
 
 def test_every_field_of_a_raw_event_is_used() -> None:
@@ -776,9 +776,9 @@ def test_every_field_of_a_raw_event_is_used() -> None:
         "name": "x",
         "target": 1,
     }
-    plain_out = drive(Normalize(), [[plain]])
+    plain_out = run_batches(Normalize(), [[plain]])
     for name, value in changes.items():
-        assert drive(Normalize(), [[replace(plain, **{name: value})]]) != plain_out, name
+        assert run_batches(Normalize(), [[replace(plain, **{name: value})]]) != plain_out, name
     others = {"ts", "tid", "base", "mode", "resolve", "status", "stream"}
     assert {*changes, *others} == set(RawEvent.__struct_fields__)
     pairs = [
@@ -788,19 +788,19 @@ def test_every_field_of_a_raw_event_is_used() -> None:
         (raw("exit", status=1), raw("exit", status=2)),
     ]
     for one, other in pairs:
-        assert drive(Normalize(), [[one]]) != drive(Normalize(), [[other]])
+        assert run_batches(Normalize(), [[one]]) != run_batches(Normalize(), [[other]])
 
 
 def test_a_stream_of_many_forms_and_folders_forgets_and_stays_right() -> None:
-    """What the stage remembers is bounded, and only for speed."""
-    stage = Normalize()
-    feed(stage, [opened("/x", number << 2 | 1) for number in range(60_000)])
-    feed(stage, [opened(f"/d{number}/x") for number in range(60_000)])
-    assert len(stage._forms) <= 50_000
-    assert len(stage._filters) <= 50_000
-    assert feed(stage, [opened("/usr/lib/x"), opened("/usr/lib/x")]) == []
-    assert stage.dropped == {"loader": 2}
-    (line,) = feed(stage, [opened("/d1/x", 4)])
+    """What the transformer remembers is bounded, and only for speed."""
+    transformer = Normalize()
+    feed(transformer, [opened("/x", number << 2 | 1) for number in range(60_000)])
+    feed(transformer, [opened(f"/d{number}/x") for number in range(60_000)])
+    assert len(transformer._forms) <= 50_000
+    assert len(transformer._filters) <= 50_000
+    assert feed(transformer, [opened("/usr/lib/x"), opened("/usr/lib/x")]) == []
+    assert transformer.dropped == {"loader": 2}
+    (line,) = feed(transformer, [opened("/d1/x", 4)])
     assert (line.value, line.flags, line.seq) == ("/d1/x", 4, 120_000)
     again = feed(Normalize(), [opened("/d1/x", 4)])
     assert again == [replace(line, seq=0)]
@@ -820,7 +820,7 @@ def test_a_call_of_an_unknown_number_is_kept() -> None:
 
 
 def test_how_a_monitor_follows_a_name_is_counted_and_left_out() -> None:
-    stage = Normalize("run")
-    assert layer(raw("event_112", path="/work/x"), opened("/work/x"), stage=stage) != []
-    assert stage.dropped == {"inode_resolved": 1}
-    assert stage.counts.filtered == 1
+    transformer = Normalize("run")
+    assert layer(raw("event_112", path="/work/x"), opened("/work/x"), transformer=transformer) != []
+    assert transformer.dropped == {"inode_resolved": 1}
+    assert transformer.counts.filtered == 1

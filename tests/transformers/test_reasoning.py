@@ -1,4 +1,4 @@
-"""Who is the subject of a verb of mind: a table of phrasings, and the laws behind it."""
+"""Who is the subject of a verb of mind: a table of phrasings, and the properties behind it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from stream.codec import BUNDLE, read_document
 from stream.errors import InputError
 from stream.records.boundary import Defaults, decode_boundary, encode_boundary
 from stream.transformers.validate import Validate
-from tests.transformers.samples import DATA, lines, recorder, run_stage
+from tests.transformers.samples import DATA, lines, recorder, run_transformer
 
 THEIRS = DATA / "fencerunner"
 BUNDLED = [BUNDLE / "catalogs" / f"{name}.json" for name in ("linux_agent_v1", "macos_codex_v1")]
@@ -53,8 +53,8 @@ def test_a_published_record_is_valid_here_and_there(line: bytes) -> None:
 
 def test_the_published_records_pass_validate_unchanged() -> None:
     items = [line.values[0] for line in RECORDS]
-    stage = Validate(Boundaries([recorder().descriptor], known_catalogs()), is_last=True)
-    out, control = run_stage(stage, [lines(*items)])  # type: ignore[arg-type]
+    transformer = Validate(Boundaries([recorder().descriptor], known_catalogs()), is_last=True)
+    out, control = run_transformer(transformer, [lines(*items)])  # type: ignore[arg-type]
     assert out == items
     assert control == []
 

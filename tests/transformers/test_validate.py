@@ -23,7 +23,7 @@ from stream.sinks.ndjson import Ndjson
 from stream.transformers.validate import Validate
 from stream.verify.check import is_document, run_validate
 from tests.collecting import Collected
-from tests.core.laws import check_batch_independence
+from tests.core.properties import check_batch_independence
 from tests.transformers.cells import OWN, PLAIN
 from tests.transformers.samples import (
     cell,
@@ -32,7 +32,7 @@ from tests.transformers.samples import (
     own_pattern,
     record,
     recorder,
-    run_stage,
+    run_transformer,
     split,
 )
 from tests.transformers.test_catalogs import CATALOG, DESCRIPTOR, changed
@@ -126,7 +126,7 @@ def validate(*, is_last: bool = True, descriptor: Descriptor | None = None) -> V
 def judged(
     *items: bytes, is_last: bool = True, source: str = "in.ndjson"
 ) -> tuple[list[bytes], list[Control]]:
-    return run_stage(validate(is_last=is_last), [lines(*items, source=source)])
+    return run_transformer(validate(is_last=is_last), [lines(*items, source=source)])
 
 
 @pytest.mark.parametrize("good", GOOD, ids=range(len(GOOD)))
@@ -158,18 +158,18 @@ def test_an_unknown_contract_is_a_finding_only_at_the_end(unknown: bytes) -> Non
     assert out == []
     assert isinstance(finding, Finding)
     assert finding.rule == "contract"
-    stage = validate(is_last=False)
-    run_stage(stage, [lines(*UNKNOWN, PLAIN)])
-    assert stage.contracts == {"(unknown)": 3, "boundary_event_v1": 1}
+    transformer = validate(is_last=False)
+    run_transformer(transformer, [lines(*UNKNOWN, PLAIN)])
+    assert transformer.contracts == {"(unknown)": 3, "boundary_event_v1": 1}
 
 
 def test_a_torn_tail_says_so() -> None:
-    out, (finding, _) = run_stage(validate(), split(PLAIN + b"\n" + PLAIN[:40], []))
+    out, (finding, _) = run_transformer(validate(), split(PLAIN + b"\n" + PLAIN[:40], []))
     assert out == [PLAIN]
     assert isinstance(finding, Finding)
     assert finding.message.startswith("the last line is torn, it has no newline: ")
     assert finding.line == 2
-    assert run_stage(validate(), [lines(TornLine(PLAIN))]) == ([PLAIN], [])
+    assert run_transformer(validate(), [lines(TornLine(PLAIN))]) == ([PLAIN], [])
 
 
 def test_an_overlong_line_is_rejected_by_its_hash() -> None:
@@ -177,7 +177,7 @@ def test_an_overlong_line_is_rejected_by_its_hash() -> None:
     long = b"x" * 5000
     batch = splitter.feed(PLAIN + b"\n" + long + b"\n" + PLAIN + b"\n")
     assert batch is not None
-    out, (_, reject) = run_stage(validate(), [batch])
+    out, (_, reject) = run_transformer(validate(), [batch])
     assert out == [PLAIN, PLAIN]
     assert isinstance(reject, Reject)
     assert (reject.line, reject.sha256) == (2, sha256(long).hexdigest())
@@ -185,17 +185,17 @@ def test_an_overlong_line_is_rejected_by_its_hash() -> None:
 
 
 def test_blank_lines_are_neither_good_nor_bad() -> None:
-    stage = validate()
-    assert run_stage(stage, [lines(b"", b" \t\r", PLAIN)]) == ([PLAIN], [])
-    assert stage.counts.filtered == 2
+    transformer = validate()
+    assert run_transformer(transformer, [lines(b"", b" \t\r", PLAIN)]) == ([PLAIN], [])
+    assert transformer.counts.filtered == 2
 
 
 def test_control_records_in_memory_pass() -> None:
     finding = Finding(rule="r", severity="error", message="m")
     gap = Gap(source="s", lost=1, reason="r")
-    stage = validate()
-    assert run_stage(stage, [[finding, gap, PLAIN]]) == ([PLAIN], [finding, gap])
-    assert stage.findings == 0
+    transformer = validate()
+    assert run_transformer(transformer, [[finding, gap, PLAIN]]) == ([PLAIN], [finding, gap])
+    assert transformer.findings == 0
 
 
 POOL = [*GOOD[:3], *(bad for bad, *_ in BAD[:9]), *UNKNOWN[:1], b"", b" "]
@@ -220,8 +220,8 @@ def test_validate_does_not_depend_on_batches(
 @given(st.lists(st.sampled_from(POOL), max_size=6), st.lists(st.integers(0, 9000), max_size=8))
 def test_places_do_not_depend_on_reads(items: list[bytes], cuts: list[int]) -> None:
     data = b"\n".join([*items, PLAIN[:-1]])
-    whole = run_stage(validate(), split(data, []))
-    assert run_stage(validate(), split(data, cuts)) == whole
+    whole = run_transformer(validate(), split(data, []))
+    assert run_transformer(validate(), split(data, cuts)) == whole
     for reject in whole[1]:
         if isinstance(reject, Reject):
             assert isinstance(reject.offset, int)
@@ -237,15 +237,15 @@ def test_a_pattern_of_the_users_own_judges_its_own_records() -> None:
     theirs = line(record(run={"mode": "caged"}) | changed)
     bad = line(record(run={"mode": "x"}) | changed)
     plain = line(record() | named)  # as the harness writes it where the pattern has no room
-    stage = validate(descriptor=own)
-    out, control = run_stage(stage, [lines(theirs, plain, bad, PLAIN)])
+    transformer = validate(descriptor=own)
+    out, control = run_transformer(transformer, [lines(theirs, plain, bad, PLAIN)])
     assert out == [theirs, plain]
     found = [(one.rule, one.path) for one in control if isinstance(one, Finding)]
     assert found == [
         ("boundary_event_v2", "$.run.mode"),
         ("boundary_event_v1", "$.schema_key"),  # another descriptor is in force
     ]
-    assert stage.contracts == {"boundary_event_v2": 1, "boundary_event_v1": 1}
+    assert transformer.contracts == {"boundary_event_v2": 1, "boundary_event_v1": 1}
 
 
 @pytest.mark.parametrize("key", ["cfbo-v1", None, 5, [], {}])
@@ -284,9 +284,9 @@ def run_files(*paths: Path | str, as_filter: bool = False) -> tuple[Validate, li
 
 
 def test_everything_that_is_bundled_validates() -> None:
-    stage, items = run_files(*sorted(BUNDLED.glob("*.json")))
+    transformer, items = run_files(*sorted(BUNDLED.glob("*.json")))
     assert [item for item in items if not isinstance(item, bytes)] == []
-    assert stage.contracts == {
+    assert transformer.contracts == {
         "sandbox_catalog_v1": 2,
         "boundary_schema_v1": 1,
         "defaults.json": 1,
@@ -296,8 +296,8 @@ def test_everything_that_is_bundled_validates() -> None:
 def test_a_record_over_several_lines_is_one_record(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps(record(result={"raw_exit_code": 1.0}), indent=2))
-    stage, (item,) = run_files(path)
-    assert stage.findings == 0
+    transformer, (item,) = run_files(path)
+    assert transformer.findings == 0
     assert b'"raw_exit_code":1.0' in item
 
 
@@ -319,12 +319,12 @@ def test_a_document_that_is_no_json_is_a_finding_and_a_reject(
 ) -> None:
     file = tmp_path / "x.json"
     file.write_text(text)
-    stage, (finding, reject) = run_files(file)
+    transformer, (finding, reject) = run_files(file)
     assert finding.message.startswith(reason)
     assert (finding.source, finding.rule) == (str(file), "json")
     assert path is None or finding.path == path
     assert reject.sha256 == sha256(text.encode()).hexdigest()
-    assert stage.findings == 1
+    assert transformer.findings == 1
 
 
 @pytest.mark.parametrize("prefix", ["./", "", ".//"])
@@ -367,8 +367,8 @@ def test_what_is_no_file_is_no_document(tmp_path: Path) -> None:
 def test_files_come_in_the_order_given(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_bytes(line(record(probe={"id": name})) + b"\nbad\n")
-    stage, items = run_files(tmp_path / "b", tmp_path / "a")
+    transformer, items = run_files(tmp_path / "b", tmp_path / "a")
     assert [str(item.source)[-1] for item in items if isinstance(item, Finding)] == ["b", "a"]
-    assert str(stage.counts) == "4 in = 2 out + 2 rejected + 0 filtered"
+    assert str(transformer.counts) == "4 in = 2 out + 2 rejected + 0 filtered"
     assert Ndjson("-").target == "-"
     assert isinstance(lines(), Lines)

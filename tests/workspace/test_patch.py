@@ -1,4 +1,4 @@
-"""The law of the patch: it makes the after-state of the before-state, byte for byte; and what
+"""What every patch does: it makes the after-state of the before-state, byte for byte; and what
 it cannot take is in the listing."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def leaves(tree: Tree) -> Tree:
     }
 
 
-def check_law(before: Tree, after: Tree, *, is_repository: bool) -> None:
+def check_patch(before: Tree, after: Tree, *, is_repository: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="stream-test-") as name:
         scratch = Path(name)
         written = Written(scratch, before, after)
@@ -150,37 +150,37 @@ FULL = {b"a": FOLDER, b"a/f": text(b"f"), b"a/g": FOLDER}
 def test_links_that_lead_to_themselves(before: Tree, after: Tree, is_repository: bool) -> None:
     """One of them would have git refuse all of a patch."""
     other = {b"other": text(b"in any case")}
-    check_law(before, after | other, is_repository=is_repository)
+    check_patch(before, after | other, is_repository=is_repository)
 
 
 def test_a_link_that_moves_into_a_folder_of_its_name() -> None:
     """Told as a rename, even an exact one, git refuses it."""
     before = {b"a": text(b"a"), b"b": link(b"a")}
     after = {b"a": text(b"a"), b"b": FOLDER, b"b/a": link(b"a")}
-    check_law(before, after, is_repository=False)
+    check_patch(before, after, is_repository=False)
 
 
 @pytest.mark.parametrize("target", [b"none", b"x", b"d", b"../out", b"/a", b"d/../x"])
 def test_other_links_are_no_obstacle(tmp_path: Path, target: bytes) -> None:
     around = {b"d": FOLDER, b"d/f": text(b"d"), b"x": text(b"x")}
     before, after = around | {b"a": link(target)}, around | FULL
-    check_law(before, after, is_repository=False)
+    check_patch(before, after, is_repository=False)
     assert Written(tmp_path, before, after).by_path[b"a/f"].in_patch
 
 
 @MANY
 @given(changed_trees())
-def test_the_law_outside_a_repository(trees: tuple[Tree, Tree]) -> None:
-    check_law(*trees, is_repository=False)
+def test_the_patch_outside_a_repository(trees: tuple[Tree, Tree]) -> None:
+    check_patch(*trees, is_repository=False)
 
 
 @MANY
 @given(changed_trees())
-def test_the_law_in_a_repository(trees: tuple[Tree, Tree]) -> None:
-    check_law(*trees, is_repository=True)
+def test_the_patch_in_a_repository(trees: tuple[Tree, Tree]) -> None:
+    check_patch(*trees, is_repository=True)
 
 
 @MANY
 @given(changed_trees(NAMES | GIT_NAMES))
-def test_the_law_with_names_that_git_refuses(trees: tuple[Tree, Tree]) -> None:
-    check_law(*trees, is_repository=False)
+def test_the_patch_with_names_that_git_refuses(trees: tuple[Tree, Tree]) -> None:
+    check_patch(*trees, is_repository=False)

@@ -17,7 +17,7 @@ from tests.feeds import FEEDS, in_turn, needs_ebpf
 from tests.kernel.test_strace import HERE as KERNEL
 from tests.kernel.test_strace import compiled
 from tests.recorder.runs import Run, observe, only_run
-from tests.recorder.test_windows import agent, recorded, report
+from tests.recorder.test_agent_attribution import agent, recorded, report
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="wrappers need a fifo of Linux")
 

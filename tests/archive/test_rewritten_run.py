@@ -60,7 +60,7 @@ from tests.archive.samples import (
     tar_of,
     written,
 )
-from tests.archive.test_claims import variants
+from tests.archive.test_rewritten_evidence import variants
 from tests.sweeping import every
 from tests.transformers.cells import PLAIN
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import PATIENCE, Place, processes_naming
-from tests.cli.test_user import Run, open_place, run
+from tests.cli.test_ordinary_user import Run, open_place, run
 from tests.recorder.runs import Run as Recorded
 
 __all__ = ["open_place", "run"]

@@ -42,10 +42,10 @@ from tests.archive.samples import (
     streamed,
     written,
 )
-from tests.archive.test_claims import rich
+from tests.archive.test_rewritten_evidence import rich
 from tests.cli.command import Place
 from tests.cli.conftest import place
-from tests.core.laws import feed
+from tests.core.properties import feed
 from tests.evidence.raw import raw
 
 __all__ = ["place"]

@@ -60,7 +60,7 @@ from tests.archive.samples import (
     tar_in,
     written,
 )
-from tests.core.laws import feed
+from tests.core.properties import feed
 from tests.evidence.raw import O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
 from tests.sweeping import every
 
@@ -292,7 +292,7 @@ FREE = {
     (SDK_FILE, ".sdk_version"),
     (SDK_FILE, ".source"),
     (SDK_FILE, ".tool"),  # of one of two events of a call: that the other names none is no lie
-    # What the feed and the stage behind it know alone.
+    # What the feed and the transformer behind it know alone.
     (COMPANION_FILE, ".capture.ring_bytes"),  # another power of two
     (COMPANION_FILE, ".filtered{}"),  # by which rule: how many there were in all is known
 }

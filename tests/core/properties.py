@@ -1,4 +1,4 @@
-"""Laws that every transformer keeps, as functions that its own tests call."""
+"""Properties that every transformer has, as functions that its own tests call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stream.records.kernel import RawEvent
 _KINDS: dict[type, str] = {RawEmission: EMISSIONS, RawEvent: TELEMETRY}
 
 
-def cut(items: Sequence[Any], cuts: Iterable[int]) -> list[Sequence[Any]]:
+def cut_into_batches(items: Sequence[Any], cuts: Iterable[int]) -> list[Sequence[Any]]:
     """The same items in several batches, empty ones among them. `Lines` stay `Lines`."""
     places = [0, *sorted(place % (len(items) + 1) for place in cuts), len(items)]
     return [_slice(items, start, end) for start, end in pairwise(places)]
@@ -31,7 +31,7 @@ def _slice(items: Sequence[Any], start: int, end: int) -> Sequence[Any]:
 
 
 def feed(
-    stage: Transformer, items: Sequence[Any], kind: str = LINES, *, but: Collection[str] = ()
+    transformer: Transformer, items: Sequence[Any], kind: str = LINES, *, but: Collection[str] = ()
 ) -> list[Any]:
     """What becomes of one batch, as one list, but for items of some kinds. As in a pipeline,
     control records among lines go past a transformer that does not take them."""
@@ -41,21 +41,21 @@ def feed(
     if kind == LINES and any(kind_of_item(item) != LINES for item in items):
         batches = by_kind(items, kind_of_item)
     made = chain.from_iterable(
-        stage.feed(batch) if batch.kind in stage.kinds else [batch] for batch in batches
+        transformer.feed(batch) if batch.kind in transformer.kinds else [batch] for batch in batches
     )
     return _items(made, but)
 
 
-def finish(stage: Transformer, *, but: Collection[str] = ()) -> list[Any]:
-    return _items(stage.finish(), but)
+def finish(transformer: Transformer, *, but: Collection[str] = ()) -> list[Any]:
+    return _items(transformer.finish(), but)
 
 
 def _items(batches: Iterable[Batch[Any]], but: Collection[str]) -> list[Any]:
     return [item for made in batches if made.kind not in but for item in made.items]
 
 
-def drive(
-    stage: Transformer,
+def run_and_check(
+    transformer: Transformer,
     batches: Iterable[Sequence[Any]],
     kind: str | None = None,
     *,
@@ -66,34 +66,39 @@ def drive(
     fed = 0
     for batch in batches:
         fed += len(batch)
-        out += feed(stage, batch, kind or next(iter(stage.kinds)), but=but)
-        assert stage.counts.received == fed
-    out += finish(stage, but=but)
-    assert stage.counts.received == fed, f"{stage.name}: given {fed}, {stage.counts}"
-    assert stage.counts.balanced, f"{stage.name}: {stage.counts}"
+        out += feed(transformer, batch, kind or next(iter(transformer.kinds)), but=but)
+        assert transformer.counts.received == fed
+    out += finish(transformer, but=but)
+    assert transformer.counts.received == fed, (
+        f"{transformer.name}: given {fed}, {transformer.counts}"
+    )
+    assert transformer.counts.balanced, f"{transformer.name}: {transformer.counts}"
     return out
 
 
 def check_batch_independence(
-    make_stage: Callable[[], Transformer],
+    make_transformer: Callable[[], Transformer],
     items: Sequence[Any],
     cuts: Iterable[int],
     kind: str | None = None,
     *,
     but: Collection[str] = (),
 ) -> tuple[list[Any], Counts]:
-    """However the items are cut into batches, the output and the books are the same.
+    """However the items are cut into batches, the output and the counts are the same.
 
     `cuts` are any numbers, as Hypothesis makes them. Items in a `Lines` keep their places;
-    a plain list whose stage rejects something cannot keep the law, since its rejects name
-    the position in the batch. Items of the kinds `but` are left out. Returns what the stage
-    gave out in one batch, and its books.
+    a plain list whose transformer rejects something cannot have this property, since its
+    rejects name the position in the batch. Items of the kinds `but` are left out. Returns what
+    the transformer gave out in one batch, and its counts.
     """
-    whole, parts, singles = make_stage(), make_stage(), make_stage()
-    assert whole is not parts, "a new stage for each run"
-    expected = drive(whole, [items], kind, but=but)
-    assert drive(parts, cut(items, cuts), kind, but=but) == expected
+    whole, parts, singles = make_transformer(), make_transformer(), make_transformer()
+    assert whole is not parts, "a new transformer for each run"
+    expected = run_and_check(whole, [items], kind, but=but)
+    assert run_and_check(parts, cut_into_batches(items, cuts), kind, but=but) == expected
     assert parts.counts == whole.counts
-    assert drive(singles, cut(items, range(len(items))), kind, but=but) == expected
+    assert (
+        run_and_check(singles, cut_into_batches(items, range(len(items))), kind, but=but)
+        == expected
+    )
     assert singles.counts == whole.counts
     return expected, replace(whole.counts)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.cli.command import STREAM, Place
-from tests.cli.test_user import Run as Stream
-from tests.cli.test_user import open_place, run
+from tests.cli.test_ordinary_user import Run as Stream
+from tests.cli.test_ordinary_user import open_place, run
 from tests.feeds import FEEDS, needs_ebpf, needs_strace
 from tests.kernel.test_strace import NO_PTRACE, program
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import artifact, health, kernel
-from tests.recorder.test_kernel_trouble import document, rules
+from tests.recorder.test_kernel_attacks import document, rules
 
 __all__ = ["open_place", "run"]
 UNPRIVILEGED = "not permitted: it takes root, or CAP_BPF and CAP_PERFMON"

@@ -15,7 +15,7 @@ from tests.cli.command import Place
 from tests.feeds import FEEDS, needs_ebpf
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import artifact, health, kernel
-from tests.recorder.test_kernel_trouble import rules
+from tests.recorder.test_kernel_attacks import rules
 
 SOURCES = Path(__file__).parents[1] / "kernel" / "programs"
 
