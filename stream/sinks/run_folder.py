@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE
 from stream.records.control import BOUNDARY, DETAILS, GAPS, KERNEL, RAW, TIMES
 from stream.records.kernel import Telemetry
 
+SLOW = 0.1  #: seconds that no write to memory takes
 _PIECE = 250  #: times that are looked through one by one
 _encode_lines = msgspec.json.Encoder().encode_lines
 
@@ -112,7 +114,12 @@ class EventTimeIndex:
 
 
 class LayerSink(Struct):
-    """Append the records of the kernel layer to its files, each batch with one write."""
+    """Append the records of the kernel layer to its files, each batch with one write.
+
+    Writes go to memory, with the feed's own urgency: a thread would have to wait for a processor
+    while the ring fills up (430,000 events a second, 360,000 with a thread). Once a disk has made a
+    write wait, a thread waits for the others, so that signals and time limits still work.
+    """
 
     kinds = (KERNEL, DETAILS, GAPS, TIMES)
 
@@ -122,18 +129,27 @@ class LayerSink(Struct):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
         """Give a writer that appends lines to the layers."""
+        is_slow = False
 
         async def write(batch: Batch[Any]) -> None:
             """Append the lines of a batch to their layer."""
-            # Written here and now, with the feed's own urgency: a thread would have to wait for a
-            # processor while the ring fills up. 430,000 events a second, 360,000 with a thread.
-            if batch.kind == TIMES:
-                self.times.add_times(batch.items)
-                return
-            name = KERNEL_FILE if batch.kind == KERNEL else DETAIL_FILE
-            self.files.append(name, _encode_lines(batch.items), len(batch.items))
+            nonlocal is_slow
+            if is_slow:
+                await to_thread.run_sync(self._append_batch, batch)
+            else:
+                start = monotonic()
+                self._append_batch(batch)
+                is_slow = monotonic() - start > SLOW
 
         yield write
+
+    def _append_batch(self, batch: Batch[Any]) -> None:
+        """Append the records of a batch to the file of their kind."""
+        if batch.kind == TIMES:
+            self.times.add_times(batch.items)
+            return
+        name = KERNEL_FILE if batch.kind == KERNEL else DETAIL_FILE
+        self.files.append(name, _encode_lines(batch.items), len(batch.items))
 
 
 _encode = msgspec.json.Encoder().encode
