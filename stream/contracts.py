@@ -19,7 +19,7 @@ from msgspec import UNSET, Struct, ValidationError
 from stream.boundary.descriptors import Boundaries, make_catalog, make_defaults, make_descriptor
 from stream.codec import DECODE_ERRORS, explain, parse_document, parted, repeated_key
 from stream.errors import InputError
-from stream.evidence.consistency import faults_of
+from stream.evidence.consistency import contract_faults_of
 from stream.records import artifacts, run
 from stream.records.boundary import (
     BOUNDARY_DIFF,
@@ -164,7 +164,7 @@ def _consistent_decoder(decode: Decode) -> Decode:
     def decode_consistent(line: bytes) -> object:
         """Decode a line. Raise ValidationError where the record contradicts itself."""
         record = decode(line)
-        for fault in faults_of(record):
+        for fault in contract_faults_of(record):
             raise ValidationError(f"{fault.reason} - at `{fault.path}`")
         return record
 

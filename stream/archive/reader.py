@@ -38,7 +38,7 @@ from stream.archive.tar import (
     name_fault,
 )
 from stream.codec import MAX_LINE
-from stream.evidence.consistency import LONGEST_NAME, place_fault
+from stream.evidence.consistency import LONGEST_NAME, unsafe_name_fault
 from stream.records.artifacts import ARCHIVE_MANIFEST
 from stream.records.control import Fault
 from stream.records.run import ARTIFACTS, LAYERS
@@ -73,7 +73,7 @@ def leading_folder(name: bytes, kind: bytes) -> bytes:
         steps = text.split("/")
         rests = ("/".join(steps[at:]) for at in range(len(steps)))
         folder = next((text[: -len(rest) - 1] for rest in rests if rest and has_place(rest)), "")
-    return f"{folder}/".encode() if folder and place_fault(folder) is None else b""
+    return f"{folder}/".encode() if folder and unsafe_name_fault(folder) is None else b""
 
 
 def is_folder(name: bytes) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from stream.errors import visible
-from stream.evidence.consistency import place_fault
+from stream.evidence.consistency import unsafe_name_fault
 from stream.records.artifacts import ARCHIVE_MANIFEST
 from stream.records.control import Fault
 
@@ -142,7 +142,7 @@ def name_fault(name: bytes) -> Fault | None:
         text = name.decode()
     except UnicodeDecodeError:
         return Fault("the name is not UTF-8", rule="security.name")
-    found = place_fault(text)
+    found = unsafe_name_fault(text)
     return None if found is None else Fault(found[1], rule=_PLACES[found[0]])
 
 

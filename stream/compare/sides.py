@@ -24,7 +24,7 @@ from stream.archive.tar import BrokenArchive, NoArchive
 from stream.codec import DECODE_ERRORS, OverlongLine, contract_of, explain, lines_of
 from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree_on_names
 from stream.errors import InputError, os_reason, reporting
-from stream.evidence.consistency import clean_faults, report_faults, unbound_faults
+from stream.evidence.consistency import clean_report_faults, report_faults, unbound_call_faults
 from stream.evidence.health import health_contradictions
 from stream.evidence.markers import TOOL_EVENTS
 from stream.files.inside import describe_kind
@@ -509,8 +509,8 @@ def _correlation_doubts(evidence: Evidence, calls: Mapping[str, list[str | None]
     if evidence.correlation is not None:
         yield from map(str, report_faults(evidence.correlation))
         if evidence.health is not None:
-            yield from clean_faults(evidence.correlation, evidence.health)
-        yield from unbound_faults(evidence.correlation, calls[SDK_FILE], calls[POLICY_FILE])
+            yield from clean_report_faults(evidence.correlation, evidence.health)
+        yield from unbound_call_faults(evidence.correlation, calls[SDK_FILE], calls[POLICY_FILE])
 
 
 class _LayerLine(Struct):

@@ -24,13 +24,13 @@ from stream.evidence.command_lines import (
     command_digest_of,
     commands_asked_of_shell,
 )
-from stream.evidence.markers import Call, EventCounts, code, in_order
+from stream.evidence.markers import Call, EventCounts, calls_in_marker_order, uncertainty_code
 from stream.evidence.process_tree import (
     CandidateCalls,
     ProcessTree,
     TracedProcess,
 )
-from stream.evidence.surface import NEAR, Claim, ways_of_open
+from stream.evidence.surface import RECORDER_FOLDER, FileUse, ways_of_open
 from stream.records.artifacts import HOME
 from stream.records.kernel import (
     ACCOUNT,
@@ -103,7 +103,7 @@ class Attribution:
         self.total = 0
         self.unbound: EventCounts = defaultdict(int)
         self.undecided: EventCounts = defaultdict(int)
-        self.recorder_file_uses: set[Claim] = set()  #: by others than the recorder
+        self.recorder_file_uses: set[FileUse] = set()  #: by others than the recorder
         self.verified_commands: set[int] = set()  #: lines of the command log that a wrapper wrote
         self.is_policy_forged = False  #: who is decided about may have written decisions
         self._calls = list(calls)
@@ -123,13 +123,13 @@ class Attribution:
         # While the same calls are open:
         self._rows: dict[int, EventCounts] = {}  # by pid
         self._candidates: dict[tuple[int, ...], CandidateCalls] = {}  # by groups of open calls
-        self._doubts: dict[tuple[str | int, ...], _Doubt] = {}
+        self._doubts: dict[tuple[str | int, ...], _DoubtedCounts] = {}
 
-    def run(self, events: Iterable[AttributionEvent]) -> None:
-        """Attribute all events of a run."""
+    def attribute_events(self, events: Iterable[AttributionEvent]) -> None:
+        """Attribute all kernel events of a run to its tool calls."""
         steps: list[tuple[int, Callable[[], None]]] = []
         steps += [
-            (at, partial(self._cross_edge, edge, call))
+            (at, partial(self._cross_window_edge, edge, call))
             for at, edge, call in _window_edges(self._calls)
         ]
         steps += [(write.at, partial(self._check_log_writer, write)) for write in self._writes]
@@ -148,26 +148,28 @@ class Attribution:
             for call in group.calls:
                 _mark_doubted(group, call)
         yield from self._names
-        yield from (code("told_and_not_used", c, "replaced") for c in self._recorder.replaced)
+        yield from (
+            uncertainty_code("told_and_not_used", c, "replaced") for c in self._recorder.replaced
+        )
         for calls in self._late:
-            yield _code_of("kernel_events_after_call", calls)
+            yield _doubt_code("kernel_events_after_call", calls)
 
     # --- the edges of windows, and writes to logs ------------------------------------------------
 
-    def _cross_edge(self, edge: Edge, call: Call) -> None:
+    def _cross_window_edge(self, edge: Edge, call: Call) -> None:
         """Open or close the window of a tool call, and check who reported that edge."""
-        if any(self._is_forged(call, end) for end in _ENDS[edge]):
-            self._names.add(code("sdk_tool_call_not_told_by_hook", call.id))
+        if any(self._is_forged_end(call, end) for end in _ENDS[edge]):
+            self._names.add(uncertainty_code("sdk_tool_call_not_told_by_hook", call.id))
             call.is_forged = True
         if edge == "passes" or (call.is_forged and call not in self._reporters):
             return
         self._edges += 1
         self._candidates.clear()
-        reporter = self._open_call(call) if edge == "opens" else self._close_call(call)
+        reporter = self._open_window(call) if edge == "opens" else self._close_window(call)
         if reporter is None or (call.end is not None and call.pids[1] is None):
-            self._names.add(code("sdk_tool_call_told_by_unknown_process", call.id))
+            self._names.add(uncertainty_code("sdk_tool_call_told_by_unknown_process", call.id))
 
-    def _open_call(self, call: Call) -> TracedProcess | None:
+    def _open_window(self, call: Call) -> TracedProcess | None:
         """Open the window of a tool call for the process that reports it, which is returned."""
         start = call.pids[0]
         reporter = self._reporters[call] = None if start is None else self._reporter_of(start)
@@ -175,7 +177,7 @@ class Attribution:
         self._tree.expect_command(call)
         return reporter
 
-    def _close_call(self, call: Call) -> TracedProcess | None:
+    def _close_window(self, call: Call) -> TracedProcess | None:
         """Close the window of a tool call; withdraw it if another process reported its end."""
         reporter, end = self._reporters.pop(call), call.pids[1]
         group = self._open[reporter]
@@ -185,18 +187,18 @@ class Attribution:
             del self._open[reporter]
         self._tree.forget_command(call)
         if reporter is not None and end is not None and self._reporter_of(end) is not reporter:
-            self._names.add(code("sdk_tool_call_told_by_several_processes", call.id))
-            self._withdraw(call)
+            self._names.add(uncertainty_code("sdk_tool_call_told_by_several_processes", call.id))
+            self._withdraw_counts(call)
         if call.is_forged:
-            self._withdraw(call)
+            self._withdraw_counts(call)
         return reporter
 
-    def _withdraw(self, call: Call) -> None:
+    def _withdraw_counts(self, call: Call) -> None:
         call.is_doubted |= bool(call.counts)
-        _add(call.counts, self.undecided)
+        _add_event_counts(call.counts, self.undecided)
         call.counts.clear()
 
-    def _is_forged(self, call: Call, end: int) -> bool:
+    def _is_forged_end(self, call: Call, end: int) -> bool:
         """Return whether somebody else wrote where the recorder's hook reports that end."""
         pid = call.pids[end]
         if pid is None:
@@ -247,7 +249,7 @@ class Attribution:
             if number == count:
                 break
         self.total += number
-        self._settle_doubts()
+        self._settle_doubted_counts()
         return number == count
 
     def _follow_event(self, pid: int, kind: int, details: EventDetails | None) -> EventCounts:
@@ -255,14 +257,14 @@ class Attribution:
         is_recorder = self._recorder.follow_event(pid, kind, details)
         if kind == EXEC and details is not None:
             is_recorder = self._follow_exec(pid, details, is_recorder=is_recorder)
-        if not is_recorder and details is not None and NEAR in (details.path or ""):
-            self._add_use(kind, details)
+        if not is_recorder and details is not None and RECORDER_FOLDER in (details.path or ""):
+            self._add_recorder_file_use(kind, details)
         row = self.unbound if is_recorder else self._rows.get(pid) or self._counts_of_process(pid)
         if kind == FORK and details is not None:
-            self._tree.fork_process(pid, details.child, self._started_for(pid))
-            self._forget_row(details.child)
+            self._tree.fork_process(pid, details.child, self._calls_started_for(pid))
+            self._forget_counts_row(details.child)
         elif kind == EXIT:
-            self._forget_row(pid)
+            self._forget_counts_row(pid)
             self._tree.exit_process(pid)
         return row
 
@@ -271,7 +273,7 @@ class Attribution:
         calls = [group.calls for group in self._open_calls_of(pid)]  # as what it was until now
         process = self._tree.execute_program(pid)
         if process.is_of_call and self._recorder.is_hook(pid):
-            self._recorder.leave_to_call(pid)
+            self._recorder.forget_hook(pid)
             is_recorder = False
         process.is_hook = self._recorder.is_hook(pid)
         if process.is_hook:
@@ -283,14 +285,14 @@ class Attribution:
         self._rows.pop(pid, None)
         return is_recorder
 
-    def _forget_row(self, pid: int) -> None:
+    def _forget_counts_row(self, pid: int) -> None:
         """Forget to which counts the events of a process go: its place in the tree has changed."""
         if self._tree.process(pid).is_reporter:
             self._rows.clear()  # who is foreign depends on which reporters live
         else:
             self._rows.pop(pid, None)
 
-    def _add_use(self, kind: int, details: EventDetails) -> None:
+    def _add_recorder_file_use(self, kind: int, details: EventDetails) -> None:
         if kind in (EXEC, OPEN) and details.path is not None:
             self.recorder_file_uses.add((kind, details.path, details.ways, details.result))
 
@@ -306,7 +308,7 @@ class Attribution:
             if reporter in self._open:
                 yield self._open[reporter]
 
-    def _started_for(self, pid: int) -> CandidateCalls | None:
+    def _calls_started_for(self, pid: int) -> CandidateCalls | None:
         """Return the calls for one of which a process starts what it starts now."""
         groups = list(self._open_calls_of(pid))
         if not groups:
@@ -314,7 +316,7 @@ class Attribution:
         key = tuple(map(id, groups))
         known = self._candidates.get(key)
         if known is None:
-            calls = tuple(islice(_calls_of(groups), _MOST_NAMED + 1))
+            calls = tuple(islice(_calls_in_groups(groups), _MOST_NAMED + 1))
             known = self._candidates[key] = CandidateCalls(calls, len(calls) <= _MOST_NAMED)
         return known
 
@@ -322,24 +324,24 @@ class Attribution:
         """Return the counts of the tool call that a process works for, or of those in doubt."""
         candidates = self._tree.candidates_of(pid)
         if candidates is not None:
-            return self._counts_of_started(candidates)
+            return self._counts_of_started_process(candidates)
         groups = list(self._open_calls_of(pid))
-        some = list(islice(_calls_of(groups), 2))
+        some = list(islice(_calls_in_groups(groups), 2))
         if len(some) == 1:
             return some[0].counts
         if some:
-            return self._doubt(OVERLAP, groups)
+            return self._doubted_counts(OVERLAP, groups)
         if self._open:
-            return self._doubt(OTHERS, self._open.values())
+            return self._doubted_counts(OTHERS, self._open.values())
         return self._counts_outside_windows(pid)
 
-    def _counts_of_started(self, candidates: CandidateCalls) -> EventCounts:
+    def _counts_of_started_process(self, candidates: CandidateCalls) -> EventCounts:
         """Return the counts for a process that was started for one of these tool calls."""
         owner = candidates.owner
         if owner is not None and owner in self._reporters:
             return owner.counts
         if owner is None and any(call in self._reporters for call in candidates.calls):
-            return self._doubt(OVERLAP, [candidates])
+            return self._doubted_counts(OVERLAP, [candidates])
         self._late[candidates.calls] = None
         for call in candidates.calls:
             call.is_doubted = True
@@ -355,16 +357,18 @@ class Attribution:
                 self._silent_reporters |= living
         return self.unbound
 
-    def _doubt(self, why: str, groups: Iterable[_OpenCalls | CandidateCalls]) -> EventCounts:
+    def _doubted_counts(
+        self, why: str, groups: Iterable[_OpenCalls | CandidateCalls]
+    ) -> EventCounts:
         key: tuple[str | int, ...] = (why, *map(id, groups))
-        return self._doubts.setdefault(key, _Doubt(why, [*groups], defaultdict(int))).counts
+        return self._doubts.setdefault(key, _DoubtedCounts(why, [*groups], defaultdict(int))).counts
 
-    def _settle_doubts(self) -> None:
+    def _settle_doubted_counts(self) -> None:
         """Count events as undecided that were of no one tool call, and mark the calls in doubt."""
         for doubt in self._doubts.values():
             if doubt.counts:
-                _add(doubt.counts, self.undecided)
-                self._names.add(_code_of(doubt.why, _calls_of(doubt.groups)))
+                _add_event_counts(doubt.counts, self.undecided)
+                self._names.add(_doubt_code(doubt.why, _calls_in_groups(doubt.groups)))
                 for group in doubt.groups:
                     if isinstance(group, _OpenCalls):
                         group.doubted = self._edges
@@ -381,7 +385,7 @@ class _OpenCalls(Struct, eq=False):
     doubted: int = 0  #: the last edge after which something may have been for any of them
 
 
-class _Doubt(Struct):
+class _DoubtedCounts(Struct):
     """Events that may belong to any of several calls."""
 
     why: str
@@ -389,13 +393,13 @@ class _Doubt(Struct):
     counts: EventCounts
 
 
-def _calls_of(groups: Iterable[_OpenCalls | CandidateCalls]) -> Iterator[Call]:
+def _calls_in_groups(groups: Iterable[_OpenCalls | CandidateCalls]) -> Iterator[Call]:
     return chain.from_iterable(group.calls for group in groups)
 
 
-def _code_of(why: str, calls: Iterable[Call]) -> str:
+def _doubt_code(why: str, calls: Iterable[Call]) -> str:
     ids = [call.id for call in islice(calls, _MOST_NAMED + 1)]
-    name = code(why, *sorted(ids[:_MOST_NAMED]))
+    name = uncertainty_code(why, *sorted(ids[:_MOST_NAMED]))
     return f"{name},{_MORE}" if len(ids) > _MOST_NAMED else name
 
 
@@ -403,7 +407,7 @@ def _mark_doubted(group: _OpenCalls, call: Call) -> None:
     call.is_doubted |= group.doubted >= group.calls[call]
 
 
-def _add(some: EventCounts, to: EventCounts) -> None:
+def _add_event_counts(some: EventCounts, to: EventCounts) -> None:
     for kind, count in some.items():
         to[kind] += count
 
@@ -411,7 +415,7 @@ def _add(some: EventCounts, to: EventCounts) -> None:
 def _window_edges(calls: Iterable[Call]) -> list[tuple[int, Edge, Call]]:
     """Return the edges of all windows in order; between edges at one number lies no event."""
     edges: list[tuple[int, Edge, Call]] = []
-    for call in in_order(calls):
+    for call in calls_in_marker_order(calls):
         begin = call.end if call.begin is None else call.begin
         if begin is None:
             continue
@@ -478,7 +482,7 @@ class RecorderActivity:
         """Return whether a process runs that program itself: it is neither its parent nor child."""
         return self._roles.get(pid) == program
 
-    def leave_to_call(self, pid: int) -> None:
+    def forget_hook(self, pid: int) -> None:
         """Forget a hook: what a tool call starts is none of the recorder's, whatever it is."""
         if self.is_hook(pid):
             del self._roles[pid]
@@ -496,17 +500,17 @@ class RecorderActivity:
         if details is None:
             return False
         if kind == FORK:
-            return self._follow_fork(pid, details.child)
+            return self._follow_hook_fork(pid, details.child)
         if kind == EXEC:
-            return self._follow_exec(pid, details)
-        if kind == OPEN and self._is_own_open(pid, details):
+            return self._follow_recorder_exec(pid, details)
+        if kind == OPEN and self._is_recorder_file_open(pid, details):
             return True
         if kind in _CHANGES and not details.is_reading and self._may_change_files(kind, details):
             self._home = None
             self._roles.clear()
         return False
 
-    def _follow_fork(self, pid: int, child: int) -> bool:
+    def _follow_hook_fork(self, pid: int, child: int) -> bool:
         """Note that a hook of the recorder started a process, which has the hook's role."""
         self._roles.pop(child, None)
         if not self.is_hook(pid):
@@ -514,7 +518,7 @@ class RecorderActivity:
         self._roles[child] = self._roles[pid]
         return True
 
-    def _follow_exec(self, pid: int, details: EventDetails) -> bool:
+    def _follow_recorder_exec(self, pid: int, details: EventDetails) -> bool:
         """Note which of the recorder's programs a process executes; return whether it is one."""
         before = self._roles.pop(pid, None)
         role = self._role_of_program(details, before) if details.is_plain else None
@@ -552,7 +556,7 @@ class RecorderActivity:
                 _count_name(self.programs, name)
         self._is_after_first = True
 
-    def _is_own_open(self, pid: int, details: EventDetails) -> bool:
+    def _is_recorder_file_open(self, pid: int, details: EventDetails) -> bool:
         """Return whether a recorder's program opens one of the recorder's own files."""
         role = self._roles.get(pid)
         folder, _, name = (details.path or "").rpartition("/")
@@ -565,7 +569,7 @@ class RecorderActivity:
         """Note the channels of tool calls that a rename or removal may lead to other files."""
         for path in filter(None, (details.path, details.to_path)):
             folder, _, name = path.rpartition("/")
-            is_sure = details.is_plain and details.is_whole and _is_straight(path)
+            is_sure = details.is_plain and details.is_whole and _is_straight_path(path)
             if name in self._channels and folder.endswith(self._tail if is_sure else f"/{HOME}"):
                 self.replaced.add(self._channels[name])
             elif kind == RENAME and self._is_above_home(path, is_sure=is_sure):
@@ -598,7 +602,7 @@ def _count_name(names: Counter[str], name: str) -> None:
         names[name] += 1
 
 
-def _is_straight(path: str) -> bool:
+def _is_straight_path(path: str) -> bool:
     """Return whether a path leads where its text says, as far as no link is on the way."""
     return path.startswith("/") and not path.startswith("/proc/") and "/../" not in f"{path}/"
 
@@ -638,7 +642,7 @@ def event_details_of(event: KernelEvent, detail: KernelDetail | None) -> EventDe
     )
 
 
-class Losses:
+class KernelLosses:
     """Finds where events were lost: after the first number of events, before the second.
 
     A gap has no number of its own. It stands between two details that have one, and it may have
@@ -651,8 +655,8 @@ class Losses:
         self._gap_start: int | None = None
         self._first: int | None = None  # of gaps behind which no detail was met yet
 
-    def add_gap(self, *, begins: bool) -> None:
-        """Take in a gap, or the begin of one."""
+    def add_kernel_gap(self, *, begins: bool) -> None:
+        """Add a gap of the kernel layer, or the begin of one, to the losses."""
         if self._gap_start is None:
             self._gap_start = self._after
         if not begins:
@@ -661,13 +665,13 @@ class Losses:
             )
             self._gap_start = None
 
-    def add_detail(self, seq: int) -> None:
-        """Take in the detail of an event."""
+    def add_kernel_detail(self, seq: int) -> None:
+        """Add the detail of an event, which ends the gap before it."""
         if self._first is not None:
             self._found.append((self._first, seq))
         self._after, self._first = seq + 1, None
 
-    def between(self, total: int) -> list[tuple[int, int]]:
-        """Return the losses; what began and has no end goes on to the end of all events."""
+    def loss_intervals(self, total: int) -> list[tuple[int, int]]:
+        """Return the losses of events; one without an end goes on to the end of all events."""
         starts = [at for at in (self._first, self._gap_start) if at is not None]
         return [*self._found, *((min(starts), max(self._after, total)) for _ in starts[:1])]

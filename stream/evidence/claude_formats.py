@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
 from stream.errors import visible
-from stream.evidence.markers import HOOKS, LOG, OTEL, POLICY, STDOUT, ToldBlock
+from stream.evidence.markers import HOOKS, LOG, OTEL, POLICY, STDOUT, ChannelBlock
 from stream.records.artifacts import SdkEventType
 
 Sdk = Literal["stream-json", "hooks", "otel"]  #: the channel that reports the tool calls of a run
@@ -137,7 +137,7 @@ class AgentRecords:
         self._lines = {channel: LineSplitter(channel) for channel in _FORMS}
         self._has_stream_records = False
 
-    def read(self, block: ToldBlock) -> Iterator[ReceivedRecord]:
+    def read_block(self, block: ChannelBlock) -> Iterator[ReceivedRecord]:
         """Yield the records that these bytes of a channel complete."""
         channel = block.channel
         self.received[channel] += len(block.data)
@@ -153,7 +153,7 @@ class AgentRecords:
             except DECODE_ERRORS:
                 self._count_unusable(channel, line)
                 continue
-            if isinstance(record, StreamRecord) and not self._is_used(record):
+            if isinstance(record, StreamRecord) and not self._is_used_record(record):
                 continue
             assert lines is not None
             end = lines.offset_of(index) + len(line) + 1
@@ -170,7 +170,7 @@ class AgentRecords:
                 if channel == STDOUT:
                     del self.problems[channel, problem]
 
-    def _is_used(self, record: StreamRecord) -> bool:
+    def _is_used_record(self, record: StreamRecord) -> bool:
         """Return whether the record is of a type that is used; else count its type."""
         if record.type not in KINDS:
             _count_type(self.session_types, record.type)
@@ -270,7 +270,7 @@ def command_in_call(tool: Any, arguments: Any) -> str | None:
     return command.encode("utf-8", "backslashreplace").decode()
 
 
-def blocks_of(message: Any) -> Iterator[Mapping[str, Any]]:
+def content_blocks_of(message: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the content blocks of a message."""
     return _dicts(message.get("content") if isinstance(message, dict) else None)
 
@@ -284,7 +284,7 @@ def permissions_in(meta: Any) -> Iterator[tuple[str | None, str, Any]]:
             yield named, permission["decision"], permission.get("reason_type")
 
 
-def refused_in(meta: Any) -> list[str | None]:
+def refused_calls_in(meta: Any) -> list[str | None]:
     """Return the calls that the permissions with a result refuse."""
     return [call for call, decision, _ in permissions_in(meta) if call and decision == "reject"]
 

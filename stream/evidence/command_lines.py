@@ -23,7 +23,7 @@ _PIECE = re.compile(
 _DIGEST = "sha256:"
 
 
-def known_by(command: str) -> str:
+def comparable_command(command: str) -> str:
     """Return what two texts of one command have in common; empty if nothing can be known by it."""
     return command[:MOST] if command.strip() else ""
 
@@ -32,7 +32,7 @@ def command_digest_of(command: str) -> str:
     """Return the digest of what a command is known by."""
     import hashlib
 
-    text = known_by(command).encode("utf-8", "surrogatepass")
+    text = comparable_command(command).encode("utf-8", "surrogatepass")
     return f"{_DIGEST}{hashlib.sha256(text).hexdigest()}"
 
 
@@ -43,7 +43,10 @@ def commands_asked_of_shell(argv: Sequence[str] | None) -> list[str]:
         takes_command = word[:1] == "-" and word[1:2] != "-" and word[-1:] == "c"
         if number and takes_command:
             scripts = [one.replace("\\\\", "\\") for one in words[number + 1 : number + 2]]
-            return [*scripts, *(text for one in scripts for text in _evaluated_in_script(one))]
+            return [
+                *scripts,
+                *(text for one in scripts for text in _evaluated_in_script(one)),
+            ]
     return []
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 from msgspec import UNSET
 
 from stream.errors import visible
-from stream.evidence.health import age_faults, claim_faults
+from stream.evidence.health import health_claim_faults, older_contract_faults
 from stream.evidence.markers import TOOL_EVENTS
 from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
@@ -32,7 +32,7 @@ from stream.records.artifacts import (
     RunnerStarted,
     SdkEvent,
 )
-from stream.records.control import Fault, is_told
+from stream.records.control import Fault, has_text
 from stream.records.kernel import (
     INODE_RESOLVED,
     OPEN,
@@ -57,7 +57,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d|[\d.,:]{5,}\Z")
 _CLOCK = re.compile(r"[^:0-9]*(?:[0-9][^:0-9]*){8}")
 
 
-def faults_of(record: object) -> Iterator[Fault]:
+def contract_faults_of(record: object) -> Iterator[Fault]:
     """Yield everything that is wrong with a record that has the shape of its contract."""
     return chain.from_iterable(find(record) for find in _FAULTS.get(type(record), ()))
 
@@ -77,21 +77,21 @@ class EventForm(NamedTuple):
     status: Any
 
 
-def _kernel_faults(event: KernelEvent) -> Iterator[Fault]:
-    return form_faults(EventForm._make(_form_of(event)))
+def _kernel_event_faults(event: KernelEvent) -> Iterator[Fault]:
+    return event_form_faults(EventForm._make(_form_of(event)))
 
 
 _form_of = attrgetter(*EventForm._fields)
 
 
-def mode_faults(event: KernelEvent) -> Iterator[Fault]:
+def open_mode_faults(event: KernelEvent) -> Iterator[Fault]:
     """Yield the fields of an open that another event has, and that are no part of its form."""
     for name in ("mode", "resolve") if event.event_type != OPEN else ():
         if getattr(event, name) is not UNSET:
             yield Fault("only an open has it", f"$.{name}")
 
 
-def form_faults(event: EventForm) -> Iterator[Fault]:
+def event_form_faults(event: EventForm) -> Iterator[Fault]:
     """Check what many events have in common: all but a mode, and how a path is resolved."""
     if event.kind != kind_of_event(event.event_type):
         yield Fault(f"{event.event_type} is not the type of {event.kind}", "$.event_type")
@@ -112,16 +112,16 @@ def form_faults(event: EventForm) -> Iterator[Fault]:
             if getattr(event, name) is not UNSET:
                 yield Fault("there are no flags that it follows from", f"$.{name}")
         return
-    access, operations = ACCESS[event.flags & 3], operations_of(event.flags)
+    access, operations = ACCESS[event.flags & 3], operations_of_open_flags(event.flags)
     if event.access_mode is not UNSET and event.access_mode != access:
         yield Fault(f"{event.access_mode!r}, but the flags say {access!r}", "$.access_mode")
     said = () if event.operation_flags is UNSET else event.operation_flags
-    is_told = event.access_mode is not UNSET or event.operation_flags is not UNSET
-    if is_told and said != operations:
+    is_stated = event.access_mode is not UNSET or event.operation_flags is not UNSET
+    if is_stated and said != operations:
         yield Fault(f"the flags say {[*operations] or 'nothing'}", "$.operation_flags")
 
 
-def operations_of(flags: int) -> tuple[OperationFlag, ...]:
+def operations_of_open_flags(flags: int) -> tuple[OperationFlag, ...]:
     """Return the operations that follow from the flags of an open."""
     return tuple(name for bit, name in _OPERATIONS if flags & bit)
 
@@ -136,52 +136,52 @@ def surface_faults(surface: CapabilitySurface) -> Iterator[Fault]:
         for index, (one, other) in enumerate(pairwise(items), 1):
             if one >= other:
                 reason = "stands twice" if one == other else "not sorted by its bytes"
-                yield Fault(f"{_shown(other.decode())}: {reason}", f"$.{name}[{index}]")
+                yield Fault(f"{_quoted(other.decode())}: {reason}", f"$.{name}[{index}]")
                 break
     for index, tool in enumerate(surface.mcp_tools):
-        if not is_told(tool):
+        if not has_text(tool):
             yield Fault("names no tool", f"$.mcp_tools[{index}]")
     for index, summary in enumerate(surface.policy_decisions):
         decision, _, tool = summary.partition(":")
-        if not is_told(decision) or not is_told(tool):
-            reason = f"{_shown(summary)} is no decision about a tool: expected DECISION:TOOL"
+        if not has_text(decision) or not has_text(tool):
+            reason = f"{_quoted(summary)} is no decision about a tool: expected DECISION:TOOL"
             yield Fault(reason, f"$.policy_decisions[{index}]")
 
 
 def report_faults(report: CorrelationReport) -> Iterator[Fault]:
     """Yield what a correlation report contradicts of itself."""
     if report.status == "clean" and report.ambiguities:
-        reason = f"called clean, and {_shown(report.ambiguities[0])} is not resolved"
+        reason = f"called clean, and {_quoted(report.ambiguities[0])} is not resolved"
         yield Fault(reason, "$.ambiguities")
-    told: set[str] = set()
+    known: set[str] = set()
     for index, text in enumerate(report.ambiguities):
-        if not is_told(text):
+        if not has_text(text):
             yield Fault("says nothing", f"$.ambiguities[{index}]")
-        if text in told:
-            yield Fault(f"{_shown(text)}: stands twice", f"$.ambiguities[{index}]")
-        told.add(text)
+        if text in known:
+            yield Fault(f"{_quoted(text)}: stands twice", f"$.ambiguities[{index}]")
+        known.add(text)
     seen: set[str] = set()
     for index, binding in enumerate(report.bindings):
         name, path = binding.tool_call_id, f"$.bindings[{index}]"
-        if not is_told(name):
+        if not has_text(name):
             yield Fault("a binding is of a call with an id", f"{path}.tool_call_id")
-        if binding.policy_decision is not None and not is_told(binding.policy_decision):
+        if binding.policy_decision is not None and not has_text(binding.policy_decision):
             yield Fault(
                 "is empty: where nothing was decided, it is null", f"{path}.policy_decision"
             )
         if name in seen:
-            yield Fault(f"{_shown(name)} is bound twice", f"{path}.tool_call_id")
+            yield Fault(f"{_quoted(name)} is bound twice", f"{path}.tool_call_id")
         seen.add(name)
         yield from _window_faults(binding, f"{path}.window")
 
 
-def emptiness_faults(report: CorrelationReport) -> Iterator[Fault]:
+def empty_report_faults(report: CorrelationReport) -> Iterator[Fault]:
     """Yield a fault if a report is called clean, and binds nothing."""
     if report.status == "clean" and not report.bindings:
         yield Fault("called clean, but nothing is bound: nothing was correlated", "$.bindings")
 
 
-def clean_faults(report: CorrelationReport, health: ObservationHealth) -> Iterator[str]:
+def clean_report_faults(report: CorrelationReport, health: ObservationHealth) -> Iterator[str]:
     """Say why a clean report contradicts the health of its run."""
     if report.status != "clean":
         return
@@ -193,7 +193,7 @@ def clean_faults(report: CorrelationReport, health: ObservationHealth) -> Iterat
         yield "$.status: clean, and whose events these are is known in part only"
 
 
-def unbound_faults(
+def unbound_call_faults(
     report: CorrelationReport, calls: Iterable[str | None], decided: Iterable[str | None]
 ) -> Iterator[str]:
     """Say which calls a clean report leaves open: without an id, or bound to nothing.
@@ -202,13 +202,13 @@ def unbound_faults(
     """
     if report.status != "clean":
         return
-    told = {*calls}
-    if None in told or None in {*decided}:
+    reported = {*calls}
+    if None in reported or None in {*decided}:
         yield "$.status: clean, and there are events of calls without an id"
     bound = {binding.tool_call_id for binding in report.bindings}
-    unbound = {call for call in told if call is not None} - bound
+    unbound = {call for call in reported if call is not None} - bound
     if bound and unbound:  # where nothing is bound at all, that is a finding of its own
-        yield f"$.bindings: clean, and {_shown(min(unbound))} is bound to nothing"
+        yield f"$.bindings: clean, and {_quoted(min(unbound))} is bound to nothing"
 
 
 def _window_faults(binding: Binding, path: str) -> Iterator[Fault]:
@@ -218,16 +218,16 @@ def _window_faults(binding: Binding, path: str) -> Iterator[Fault]:
         found, of = _PHASE.match(marker), marker.partition(":")[2]
         is_clock = _CLOCK.match(marker) or (of != binding.tool_call_id and _TIME.match(of))
         if found is None or is_clock:
-            reason = f"{_shown(marker)} is no marker of a phase: no time says what a call did"
+            reason = f"{_quoted(marker)} is no marker of a phase: no time says what a call did"
             yield Fault(reason, f"{path}.{name}")
         elif marker.startswith(_OF_CALLS) and of != binding.tool_call_id:
-            yield Fault(f"{_shown(marker)} is of another call", f"{path}.{name}")
+            yield Fault(f"{_quoted(marker)} is of another call", f"{path}.{name}")
     if start.partition(":")[0] in _ENDS:
-        yield Fault(f"{_shown(start)} is where something ends", f"{path}.start")
+        yield Fault(f"{_quoted(start)} is where something ends", f"{path}.start")
     if end.partition(":")[0] in _STARTS:
-        yield Fault(f"{_shown(end)} is where something starts", f"{path}.end")
+        yield Fault(f"{_quoted(end)} is where something starts", f"{path}.end")
     elif start == end:
-        yield Fault(f"it ends where it starts, at {_shown(start)}", f"{path}.end")
+        yield Fault(f"it ends where it starts, at {_quoted(start)}", f"{path}.end")
 
 
 def manifest_faults(manifest: ArchiveManifest) -> Iterator[Fault]:
@@ -235,14 +235,14 @@ def manifest_faults(manifest: ArchiveManifest) -> Iterator[Fault]:
     for index, (name, file) in enumerate(manifest.files.items()):
         path = f"$.files[{index}].path"  # a name may be anything, and no JSON path
         if file.path != name:
-            yield Fault(f"{_shown(name)} is listed as {_shown(file.path)}", path)
+            yield Fault(f"{_quoted(name)} is listed as {_quoted(file.path)}", path)
         if name == ARCHIVE_MANIFEST:
             yield Fault("the manifest does not list itself", path)
-        if found := place_fault(name):
-            yield Fault(f"{_shown(name)}: {found[1]}", path)
+        if found := unsafe_name_fault(name):
+            yield Fault(f"{_quoted(name)}: {found[1]}", path)
 
 
-def place_fault(name: str) -> tuple[str, str] | None:
+def unsafe_name_fault(name: str) -> tuple[str, str] | None:
     """Return why a name is dangerous for who unpacks or reads it: the kind, and the reason."""
     size = len(name.encode())
     parts = name.split("/")
@@ -264,7 +264,7 @@ def place_fault(name: str) -> tuple[str, str] | None:
 
 def sdk_faults(event: SdkEvent) -> Iterator[Fault]:
     """Yield empty names, and a call that is named by an event of none."""
-    yield from _empty_faults(event, ("tool_call_id", "tool"))
+    yield from _empty_name_faults(event, ("tool_call_id", "tool"))
     if event.event_type in TOOL_EVENTS:
         return
     for name in ("tool_call_id", "tool"):
@@ -274,12 +274,12 @@ def sdk_faults(event: SdkEvent) -> Iterator[Fault]:
 
 def decision_faults(event: PolicyEvent) -> Iterator[Fault]:
     """Yield the names of a decision that are empty."""
-    yield from _empty_faults(event, ("tool_call_id", "tool", "decision"))
+    yield from _empty_name_faults(event, ("tool_call_id", "tool", "decision"))
 
 
-def _empty_faults(event: SdkEvent | PolicyEvent, names: tuple[str, ...]) -> Iterator[Fault]:
+def _empty_name_faults(event: SdkEvent | PolicyEvent, names: tuple[str, ...]) -> Iterator[Fault]:
     for name in names:
-        if (text := getattr(event, name)) is not None and not is_told(text):
+        if (text := getattr(event, name)) is not None and not has_text(text):
             yield Fault("is empty: what is not known is left out", f"$.{name}")
 
 
@@ -319,15 +319,15 @@ def marker_faults(marker: Marker) -> Iterator[Fault]:
         yield Fault("it is no folder of the recorder's own", "$.home")
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     return repr(visible(text[:100]))
 
 
 _FAULTS: dict[type, tuple[Callable[[Any], Iterator[Fault]], ...]] = {
-    KernelEvent: (_kernel_faults, mode_faults),
-    ObservationHealth: (claim_faults, age_faults),
+    KernelEvent: (_kernel_event_faults, open_mode_faults),
+    ObservationHealth: (health_claim_faults, older_contract_faults),
     CapabilitySurface: (surface_faults,),
-    CorrelationReport: (report_faults, emptiness_faults),
+    CorrelationReport: (report_faults, empty_report_faults),
     ArchiveManifest: (manifest_faults,),
     SdkEvent: (sdk_faults,),
     PolicyEvent: (decision_faults,),

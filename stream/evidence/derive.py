@@ -1,8 +1,8 @@
 """What follows from the layers of a run: its surface, its correlation, its health, its companion.
 
-`correlate` joins kernel events with tool calls, and names everything about that which is not
+`correlate_layers` joins kernel events with tool calls, and names everything about that which is not
 certain. The recorder derives these artifacts when a run ends; `stream verify` derives them again
-from the files alone. Both call `derive`, which depends on nothing but what it is given.
+from the files alone. Both call `derive_artifacts`, which depends on nothing but what it is given.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stream.evidence.markers import (
     UNSEEN,
     Call,
     EventCounts,
+    calls_in_marker_order,
     calls_of_run,
-    code,
-    in_order,
+    uncertainty_code,
 )
-from stream.evidence.surface import Claim, StreamedRecord, Surface, make_companion
+from stream.evidence.surface import FileUse, StreamedRecord, Surface, make_companion
 from stream.records.artifacts import (
     COMPANION_FILE,
     CORRELATION_FILE,
@@ -62,14 +62,14 @@ class Correlation(Struct, frozen=True):
     calls: dict[str, dict[str, int]]  #: by call: events of each kind
     unbound: dict[str, int]  #: outside of every window
     undecided: dict[str, int]  #: inside of windows, and it cannot be known whose
-    recorder_file_uses: set[Claim]  #: by others than the recorder
+    recorder_file_uses: set[FileUse]  #: by others than the recorder
     verified_commands: frozenset[int]  #: lines of the command log that a wrapper was seen to write
     wrappers: int  #: that ran
     programs: dict[str, int]  #: by name: those that ran and were no wrapper's
     tests: dict[str, int]  #: by name: runs of tests among those
 
 
-def correlate(
+def correlate_layers(
     run_id: str,
     *,
     markers: Sequence[Marker],
@@ -91,7 +91,7 @@ def correlate(
     attribution = Attribution(
         calls.values(), recorder, _log_writes(markers), hook_writes_unseen=unseen
     )
-    attribution.run(events)
+    attribution.attribute_events(events)
     is_forged = attribution.is_policy_forged or (bool(policy) and _has_unseen_writes(capture))
     if is_forged:
         for call in calls.values():
@@ -104,19 +104,19 @@ def correlate(
     }
     if is_forged:
         named.add("policy_log_opened_by_the_agent")
-    ordered = in_order(calls.values())
-    bindings = [_bind_call(call, total) for call in ordered if not call.is_forged]
+    ordered = calls_in_marker_order(calls.values())
+    bindings = [_bind_call_to_window(call, total) for call in ordered if not call.is_forged]
     report = CorrelationReport(
         run_id=run_id,
-        status=_status(bindings, named, has_kernel=has_kernel),
+        status=_correlation_status(bindings, named, has_kernel=has_kernel),
         bindings=bindings,
         ambiguities=sorted(named),
     )
     return Correlation(
         report=report,
-        calls={call.id: _by_kind(call.counts) for call in ordered},
-        unbound=_by_kind(attribution.unbound),
-        undecided=_by_kind(attribution.undecided),
+        calls={call.id: _counts_by_kind(call.counts) for call in ordered},
+        unbound=_counts_by_kind(attribution.unbound),
+        undecided=_counts_by_kind(attribution.undecided),
         recorder_file_uses=attribution.recorder_file_uses,
         verified_commands=frozenset(attribution.verified_commands),
         wrappers=recorder.wrappers,
@@ -153,13 +153,13 @@ def _has_unseen_writes(capture: RawCapture | None) -> bool:
     return capture is not None and capture.feed == "strace" and capture.uring == "hole"
 
 
-def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -> State:
+def _correlation_status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -> State:
     if not has_kernel:
         return "failed"
     return "clean" if bindings and not named else "partial"
 
 
-def _bind_call(call: Call, total: int) -> Binding:
+def _bind_call_to_window(call: Call, total: int) -> Binding:
     """Bind a call to its window; where an end is not known, the run's own stands for it."""
     decisions = {event.decision for event in call.decisions}
     return Binding(
@@ -180,7 +180,7 @@ def _count_events_of_call(call: Call, total: int) -> int:
     return total if call.end is None else min(call.end, total)
 
 
-def _by_kind(counts: EventCounts) -> dict[str, int]:
+def _counts_by_kind(counts: EventCounts) -> dict[str, int]:
     return {kind_of_event(number): counts[number] for number in sorted(counts)}
 
 
@@ -193,30 +193,30 @@ def _uncertainties_of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent
         yield "policy_event_without_tool_call_id"
     for call in calls.values():
         if call.started > 1 or call.completed > 1:
-            yield code("sdk_tool_call_duplicate", call.id)
+            yield uncertainty_code("sdk_tool_call_duplicate", call.id)
         if call.started and (not call.completed or call.never_ends):
-            yield code("sdk_tool_call_started_without_completed", call.id)
+            yield uncertainty_code("sdk_tool_call_started_without_completed", call.id)
         if call.completed and not call.started:
-            yield code("sdk_tool_call_completed_without_started", call.id)
+            yield uncertainty_code("sdk_tool_call_completed_without_started", call.id)
         if len(call.tools) > 1:
-            yield code("tool_name_mismatch", call.id)
+            yield uncertainty_code("tool_name_mismatch", call.id)
         yield from _uncertainties_of_decisions(call)
         if not call.is_reported:
-            yield code("policy_decision_without_sdk_tool_call", call.id)
+            yield uncertainty_code("policy_decision_without_sdk_tool_call", call.id)
         elif policy and not call.decisions:  # without any decision there is no policy layer
-            yield code("sdk_tool_call_without_policy_binding", call.id)
+            yield uncertainty_code("sdk_tool_call_without_policy_binding", call.id)
 
 
 def _uncertainties_of_decisions(call: Call) -> Iterator[str]:
     """Yield what the decisions about one tool call contradict of each other."""
     decisions = [event.decision for event in call.decisions]
     if len(set(decisions)) > 1:
-        yield code("policy_decision_conflict", call.id)
+        yield uncertainty_code("policy_decision_conflict", call.id)
     if not DECISIONS.issuperset(decisions):
-        yield code("policy_decision_unknown", call.id)
+        yield uncertainty_code("policy_decision_unknown", call.id)
     reports = {(event.source_event_type, event.source, event.decision) for event in call.decisions}
     if len(reports) < len(decisions):
-        yield code("policy_decision_duplicate", call.id)
+        yield uncertainty_code("policy_decision_duplicate", call.id)
 
 
 def _uncertainties_of_layers(
@@ -230,7 +230,7 @@ def _uncertainties_of_layers(
         yield "sdk_event_without_tool_call_id"
     for marker in markers:
         for key in marker.unused:
-            yield code("told_and_not_used", *key.split(":", 1))
+            yield uncertainty_code("told_and_not_used", *key.split(":", 1))
     if policy and not total:
         yield "policy_events_without_kernel_events"
     if not (total or sdk or policy):
@@ -247,7 +247,8 @@ def _uncertainties_of_kernel(
 ) -> Iterator[str]:
     """Name what is not certain about the kernel layer and the windows in it."""
     yield from (
-        code("kernel_events_lost_in_window", c.id) for c in _calls_with_losses(calls.values(), gaps)
+        uncertainty_code("kernel_events_lost_in_window", c.id)
+        for c in _calls_with_losses(calls.values(), gaps)
     )
     uncertainties = list(attribution.uncertainties())  # it marks the calls that are doubted
     if not has_kernel:
@@ -255,15 +256,16 @@ def _uncertainties_of_kernel(
         return
     yield from uncertainties
     yield from (
-        code("kernel_layer_incomplete", why) for why in _missing_kernel_parts(capture, gaps)
+        uncertainty_code("kernel_layer_incomplete", why)
+        for why in _missing_kernel_parts(capture, gaps)
     )
     if attribution.unbound and not calls:
         yield OUTSIDE
     for call in calls.values():
         if call.is_reported and call.begin is None:
-            yield code("sdk_tool_call_without_window", call.id)
+            yield uncertainty_code("sdk_tool_call_without_window", call.id)
         elif call.is_reported and not call.event_count and not call.is_doubted:
-            yield code("sdk_tool_call_without_kernel_events", call.id)
+            yield uncertainty_code("sdk_tool_call_without_kernel_events", call.id)
 
 
 def _missing_kernel_parts(
@@ -347,7 +349,7 @@ def layer_counts_of(
     )
 
 
-def derive(
+def derive_artifacts(
     run_id: str,
     layers: LayerContent,
     capture: RawCapture,
@@ -362,7 +364,7 @@ def derive(
     is taken out of it.
     """
     surface = layers.surface
-    correlation = correlate(
+    correlation = correlate_layers(
         run_id,
         markers=layers.markers,
         sdk=layers.sdk,
@@ -384,4 +386,4 @@ def derive(
         calls=correlation.calls,
         unbound=correlation.unbound,
     )
-    return DerivedArtifacts(surface.long_surface(run_id), correlation, health, companion)
+    return DerivedArtifacts(surface.streamed_surface(run_id), correlation, health, companion)

@@ -47,19 +47,19 @@ def claim_scope_of(coverage: Coverage) -> ClaimScope:
     return "not_applicable" if coverage == "absent" else "diagnostic_only"
 
 
-def claim_faults(health: ObservationHealth) -> Iterator[Fault]:
+def health_claim_faults(health: ObservationHealth) -> Iterator[Fault]:
     """Yield the claims of a health that contradict each other, whatever was observed."""
     notes, faults = notes_of_health(health)
-    yield from _layer_faults(health, notes)
-    yield from _network_faults(health)
+    yield from _kernel_layer_faults(health, notes)
+    yield from _network_claim_faults(health)
     yield from faults
     for code in FORMS.keys() & notes.keys():
         if not FORMS[code].match(notes[code]):
             yield Fault(f"{code} does not have its form", "$.notes")
-    yield from _note_faults(health, notes)
+    yield from _health_note_faults(health, notes)
 
 
-def age_faults(health: ObservationHealth) -> Iterator[Fault]:
+def older_contract_faults(health: ObservationHealth) -> Iterator[Fault]:
     """Yield what a health lacks that was written before the contract asked for it."""
     if health.network_protocol_coverage is UNSET and health.network_endpoint_claim_scope is UNSET:
         path = "$.network_protocol_coverage"
@@ -84,7 +84,7 @@ def notes_of_health(health: ObservationHealth) -> tuple[dict[str, str], list[Fau
     return notes, faults
 
 
-def _layer_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[Fault]:
+def _kernel_layer_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[Fault]:
     """Yield what a health claims of its kernel layer and its control group that cannot be."""
     kernel, drops, cgroup = health.kernel_layer, health.ringbuf_drops, health.cgroup_correlation
     if drops and kernel != "partial_ringbuf_drops":
@@ -101,7 +101,7 @@ def _layer_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[
         )
 
 
-def _network_faults(health: ObservationHealth) -> Iterator[Fault]:
+def _network_claim_faults(health: ObservationHealth) -> Iterator[Fault]:
     """Yield what a health claims of the network's coverage and its scope that cannot be."""
     coverage, scope = health.network_protocol_coverage, health.network_endpoint_claim_scope
     if coverage is UNSET or scope is UNSET:
@@ -115,7 +115,7 @@ def _network_faults(health: ObservationHealth) -> Iterator[Fault]:
         yield Fault(f"{coverage}, and nothing was captured", "$.network_protocol_coverage")
 
 
-def _note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[Fault]:
+def _health_note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[Fault]:
     """Yield where a note and a field contradict each other."""
     kernel = health.kernel_layer
     found = FORMS[KERNEL_NOTE].match(notes.get(KERNEL_NOTE, ""))
@@ -134,7 +134,7 @@ def _note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[F
         if counted is not None and state != "absent" and not counted["events"].strip("0"):
             yield Fault(f"{code} counts no events, and the layer is {state}", "$.notes")
     counted = FORMS[SDK_NOTE].match(notes.get(SDK_NOTE, ""))
-    if counted is not None and _is_more(counted["calls"], counted["events"]):
+    if counted is not None and _is_larger_number(counted["calls"], counted["events"]):
         yield Fault(f"{SDK_NOTE} counts more calls than events", "$.notes")
     for code in sorted(LOSS_NOTES & notes.keys()) if kernel != "partial_ringbuf_drops" else ():
         yield Fault(f"{kernel}, and {code} is noted", "$.kernel_layer")
@@ -145,7 +145,7 @@ def _note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[F
             yield Fault(f"{health.cgroup_correlation}, and {code} is noted", "$.cgroup_correlation")
 
 
-def _is_more(one: str, other: str) -> bool:
+def _is_larger_number(one: str, other: str) -> bool:
     """Compare two numbers that are given in any count of digits."""
     one, other = one.lstrip("0"), other.lstrip("0")
     return (len(one), one) > (len(other), other)
@@ -268,9 +268,9 @@ def health_faults(
         if found is not None and found[word] != str(count):
             yield f"notes: {code}: {count} {what}, and it says {found[word]}"
     follows = network_coverage_of(counts.has_connect, counts.has_datagram, is_known=True)
-    if _is_known(health) and coverage not in (UNSET, "unknown", follows):
+    if _is_network_known(health) and coverage not in (UNSET, "unknown", follows):
         yield f"network_protocol_coverage: {coverage}, and {follows} follows from what was observed"
-    elif is_reference and not _is_known(health):  # what was lost may have been of another kind
+    elif is_reference and not _is_network_known(health):  # what was lost may be of another kind
         for word, is_there in (("connect", counts.has_connect), ("datagram", counts.has_datagram)):
             if word in str(coverage) and not is_there:
                 yield f"network_protocol_coverage: {coverage}, and no {word} is in the layer"
@@ -280,7 +280,7 @@ def health_contradictions(
     health: ObservationHealth, *, is_reference: bool = False
 ) -> Iterator[str]:
     """Yield what a health contradicts of itself, and lacks if the recorder wrote it."""
-    for fault in claim_faults(health):
+    for fault in health_claim_faults(health):
         yield f"{fault.path.removeprefix('$.')}: {fault.reason}"
     if not is_reference:
         yield from _own_health_faults(health, notes_of_health(health)[0])
@@ -322,7 +322,7 @@ def _notes_of_unobserved(capture: RawCapture, unnamed: int) -> Iterator[str]:
 def _own_health_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
     """Yield what the health of our recorder must have, and another may lack."""
     kernel, cgroup = health.kernel_layer, health.cgroup_correlation
-    for fault in age_faults(health):
+    for fault in older_contract_faults(health):
         yield f"{fault.path.removeprefix('$.')}: {fault.reason}"
     for code, is_there in (
         (KERNEL_NOTE, kernel != "absent"),
@@ -331,7 +331,7 @@ def _own_health_faults(health: ObservationHealth, notes: dict[str, str]) -> Iter
     ):
         if is_there and code not in notes:
             yield f"notes: {code} is missing"
-    if health.network_protocol_coverage == "unknown" and _is_known(health):
+    if health.network_protocol_coverage == "unknown" and _is_network_known(health):
         yield "network_protocol_coverage: unknown, and nothing is said to be missing"
     if kernel == "absent":
         if KERNEL_NOTE in notes:
@@ -342,12 +342,12 @@ def _own_health_faults(health: ObservationHealth, notes: dict[str, str]) -> Iter
             yield f"cgroup_correlation: {cgroup}, and nothing was captured"
     elif cgroup != "clean" and CGROUP_NOTES[cgroup] not in notes:
         yield f"cgroup_correlation: {cgroup}, and {CGROUP_NOTES[cgroup]} is missing"
-    if not _is_known(health) and health.network_protocol_coverage not in (UNSET, "unknown"):
+    if not _is_network_known(health) and health.network_protocol_coverage not in (UNSET, "unknown"):
         coverage = health.network_protocol_coverage
         yield f"network_protocol_coverage: {coverage}, and not everything was seen"
 
 
-def _is_known(health: ObservationHealth) -> bool:
+def _is_network_known(health: ObservationHealth) -> bool:
     """Tell whether everything of the network was observed."""
-    is_told = any(note.startswith(f"{URING_NOTE}:") for note in health.notes)
-    return health.kernel_layer == "complete" and not is_told
+    is_noted = any(note.startswith(f"{URING_NOTE}:") for note in health.notes)
+    return health.kernel_layer == "complete" and not is_noted

@@ -43,7 +43,7 @@ class CallBoundary(Struct, frozen=True):
     command: str | None = None
 
 
-class ToldBlock(Struct, frozen=True):
+class ChannelBlock(Struct, frozen=True):
     """Bytes of a channel on which an agent, or who decides for it, tells of tool calls."""
 
     channel: str
@@ -60,16 +60,16 @@ class DroppedInput(Struct, frozen=True):
     sentence: str
 
 
-def _numbers() -> array[int]:
+def _empty_numbers() -> array[int]:
     return array("q")
 
 
 class Writes(Struct, frozen=True):
     """All writes to a channel, in their order: an agent may write each line by itself."""
 
-    sizes: array[int] = field(default_factory=_numbers)  #: so many bytes by then
-    times: array[int] = field(default_factory=_numbers)  #: ns
-    pids: array[int] = field(default_factory=_numbers)
+    sizes: array[int] = field(default_factory=_empty_numbers)  #: so many bytes by then
+    times: array[int] = field(default_factory=_empty_numbers)  #: ns
+    pids: array[int] = field(default_factory=_empty_numbers)
 
     @property
     def size(self) -> int:
@@ -144,7 +144,7 @@ def build_markers(
     markers += builder.markers_of_commands(commands)
     if builder.starts:  # before any call was reported, no decision was made about one
         writes = written[POLICY].writes if POLICY in written else Writes()
-        writers, left_out = builder.policy_writers(writes, decided)
+        writers, left_out = builder.writers_of_policy_log(writes, decided)
         markers += (builder.marker("policy_opened", at, pid=pid) for at, pid in sorted(writers))
         if left_out:
             not_used[f"{POLICY}:left_out"] += left_out
@@ -196,7 +196,7 @@ class _MarkerBuilder:
                 at = self._events_until(ts)
                 yield self.marker("wrapper_told", at, command_seq=number, pid=pid)
 
-    def policy_writers(
+    def writers_of_policy_log(
         self, writes: Writes, decided: Iterable[tuple[int, int]]
     ) -> tuple[set[tuple[int, int]], int]:
         """Return who wrote to the policy log after the first start and when, and how many of them
@@ -306,17 +306,17 @@ def calls_of_run(
     return calls
 
 
-def in_order(calls: Iterable[Call]) -> list[Call]:
+def calls_in_marker_order(calls: Iterable[Call]) -> list[Call]:
     """Return calls in the order of their first markers."""
     return sorted(calls, key=lambda call: call.order)
 
 
-def code(name: str, *ids: str) -> str:
+def uncertainty_code(name: str, *ids: str) -> str:
     r"""Return one line, whatever the ids hold: a backslash is doubled, a comma is `\x2c`."""
-    return f"{name}:{','.join(map(_escaped, ids))}" if ids else name
+    return f"{name}:{','.join(map(_escaped_id, ids))}" if ids else name
 
 
-def _escaped(text: str) -> str:
+def _escaped_id(text: str) -> str:
     return visible(text.replace("\\", "\\\\").replace(",", "\\x2c"))
 
 

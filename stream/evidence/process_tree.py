@@ -15,7 +15,7 @@ from itertools import count, islice
 
 from msgspec import Struct
 
-from stream.evidence.command_lines import known_by
+from stream.evidence.command_lines import comparable_command
 from stream.evidence.markers import Call
 
 
@@ -126,12 +126,12 @@ class ProcessTree:
 
     def expect_command(self, call: Call) -> None:
         """Let the process that runs the call's command belong to it, while the call is open."""
-        if known := known_by(call.command or ""):
+        if known := comparable_command(call.command or ""):
             self._commands[known][call] = None
 
     def forget_command(self, call: Call) -> None:
         """Stop expecting the command of a call that has ended."""
-        known = known_by(call.command or "")
+        known = comparable_command(call.command or "")
         if known in self._commands:
             self._commands[known].pop(call, None)
             if not self._commands[known]:
@@ -152,7 +152,7 @@ class ProcessTree:
                 is_candidate = candidates.calls.__contains__
         process.is_unsure = False
         for text in asked:
-            calls = filter(is_candidate, self._commands.get(known_by(text), ()))
+            calls = filter(is_candidate, self._commands.get(comparable_command(text), ()))
             found = tuple(islice(calls, 2))
             if found:
                 if len(found) == 1:

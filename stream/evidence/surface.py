@@ -36,14 +36,14 @@ from stream.records.kernel import (
 )
 
 
-def failure(result: int | None) -> str:
+def failure_name(result: int | None) -> str:
     """Name a failure: `ENOENT` for -2; `unseen` where nobody saw how the call ended."""
     return "unseen" if result is None or result >= 0 else errno_name(-result)
 
 
 KeyT = TypeVar("KeyT")
 T = TypeVar("T")
-Tell: TypeAlias = Callable[[tuple[KeyT, ...]], T]
+DescribeKeys: TypeAlias = Callable[[tuple[KeyT, ...]], T]
 Piece: TypeAlias = tuple[list[str], list[T]]  #: paths, and what is told of each
 _PIECE = 1000  #: paths
 _MOST_SHARED = 10_000
@@ -52,7 +52,7 @@ _Folders: TypeAlias = dict[str | None, set[bytes]]
 _split = str.rpartition
 
 
-class Paths(Generic[KeyT]):
+class PathsByKey(Generic[KeyT]):
     """A set of paths, each with one or more keys under which it was added."""
 
     def __init__(self) -> None:
@@ -88,20 +88,20 @@ class Paths(Generic[KeyT]):
                 else:
                     names -= {name for name in names if name.startswith(start)}
 
-    def path_pieces(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+    def path_pieces(self, describe: DescribeKeys[KeyT, T]) -> Iterator[Piece[T]]:
         """Yield paths with what `tell` makes of their keys, sorted by code points, which is the
         order of UTF-8 bytes."""
         open_folders: list[_PathGroup[KeyT]] = []
         for prefix, named in sorted(self._names_by_folder().items()):
             # What begins as a folder does stands behind it, among the names that are in it.
             while open_folders and not prefix.startswith(open_folders[-1].prefix):
-                yield from open_folders.pop().rest(tell)
+                yield from open_folders.pop().remaining_pieces(describe)
             if open_folders:
-                yield from open_folders[-1].before(prefix, tell)
+                yield from open_folders[-1].pieces_before(prefix, describe)
             every = sorted(set().union(*(names for _, names in named)))
             open_folders.append(_PathGroup(prefix, named, every))
         while open_folders:
-            yield from open_folders.pop().rest(tell)
+            yield from open_folders.pop().remaining_pieces(describe)
 
     def folders_with(self, name: str) -> Iterator[str]:
         """Yield the folders that the name is in."""
@@ -129,28 +129,28 @@ class _PathGroup(Struct, Generic[KeyT]):
     names: list[bytes]  #: sorted
     at: int = 0  #: those before it were given
 
-    def before(self, path: str, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+    def pieces_before(self, path: str, describe: DescribeKeys[KeyT, T]) -> Iterator[Piece[T]]:
         """Yield the pieces of all names that sort before a path."""
         name = path[len(self.prefix) :].encode()
-        return self._until(bisect_left(self.names, name, self.at), tell)
+        return self._pieces_until(bisect_left(self.names, name, self.at), describe)
 
-    def rest(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+    def remaining_pieces(self, describe: DescribeKeys[KeyT, T]) -> Iterator[Piece[T]]:
         """Yield the pieces of all names that are left."""
-        return self._until(len(self.names), tell)
+        return self._pieces_until(len(self.names), describe)
 
-    def _until(self, end: int, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+    def _pieces_until(self, end: int, describe: DescribeKeys[KeyT, T]) -> Iterator[Piece[T]]:
         while self.at < end:
             start, self.at = self.at, min(self.at + _PIECE, end)
-            yield self._piece_of_paths(self.names[start : self.at], tell)
+            yield self._piece_of_paths(self.names[start : self.at], describe)
 
-    def _piece_of_paths(self, names: list[bytes], tell: Tell[KeyT, T]) -> Piece[T]:
+    def _piece_of_paths(self, names: list[bytes], describe: DescribeKeys[KeyT, T]) -> Piece[T]:
         """Return the paths of these names of a folder, and what is told of each."""
         prefix = self.prefix
         paths = [prefix + name.decode() for name in names]
         keys = {key for key, _ in self.named}
         if len(keys) == 1:
-            return paths, [tell(tuple(keys))] * len(paths)
-        return paths, [tell(tuple(self._keys(name))) for name in names]
+            return paths, [describe(tuple(keys))] * len(paths)
+        return paths, [describe(tuple(self._keys(name))) for name in names]
 
     def _keys(self, name: bytes) -> dict[KeyT, None]:
         return dict.fromkeys([key for key, some in self.named if name in some])
@@ -204,7 +204,7 @@ class Peers(Struct):
             (self._addressed if may_address else self._named_only).add(peer)
         is_failure = detail is not None and (detail.status == "error" or result is None)
         if is_failure and is_address(peer) and kind in ADDRESSING:
-            self._failed.setdefault(peer, set()).add(f"{ADDRESSING[kind]}:{failure(result)}")
+            self._failed.setdefault(peer, set()).add(f"{ADDRESSING[kind]}:{failure_name(result)}")
 
     def add_blocked_peer(self, peer: str | None) -> None:
         """Add the peer of a connect that a monitor refused."""
@@ -223,7 +223,7 @@ class Peers(Struct):
         """Tell whether these may be all endpoints of a run, where what came of a connect to port 0
         is not known."""
         known = self.claimed_endpoints(is_reference=False)
-        return known <= endpoints <= known | self.probes()
+        return known <= endpoints <= known | self.port_zero_probes()
 
     def claimed_endpoints(self, *, is_reference: bool) -> set[str]:
         """Return the endpoints that a surface claims."""
@@ -231,11 +231,11 @@ class Peers(Struct):
             return self._addressed | self._named_only | self._probes | self._blocked
         return {peer for peer in self._addressed if is_address(peer)} | self._blocked
 
-    def probes(self) -> set[str]:
+    def port_zero_probes(self) -> set[str]:
         """Return the addresses that a connect to port 0 asked about."""
         return {peer for peer in self._probes if is_address(peer)}
 
-    def failed(self) -> dict[str, list[str]]:
+    def failed_endpoints(self) -> dict[str, list[str]]:
         """Return why calls to each address failed."""
         return {peer: sorted(why) for peer, why in sorted(self._failed.items())}
 
@@ -288,7 +288,7 @@ class StreamedRecord(Struct, Generic[RecordT]):
                 yield _encode(value)
         yield b"}"
 
-    def line(self) -> bytes:
+    def encoded_line(self) -> bytes:
         """Return the record as a line."""
         return b"".join((*self.encoded_record(), b"\n"))
 
@@ -358,14 +358,14 @@ _WAYS = tuple(
 _BITS = {way: 1 << number for number, way in enumerate(_WAYS)}
 _OPEN_BITS = sum(_BITS[way] for way in (*get_args(AccessMode), *get_args(OperationFlag)))
 #: A program that was started, or an open: event_type, path, of an open how, and its result.
-Claim: TypeAlias = tuple[int, str, int, int | None]
-NEAR = f"/{HOME}"  #: in the path of all that may be the recorder's own
+FileUse: TypeAlias = tuple[int, str, int, int | None]
+RECORDER_FOLDER = f"/{HOME}"  #: in the path of all that may be the recorder's own
 
 
 def ways_of_open(
     access_mode: AccessMode | UnsetType, operation_flags: Sequence[OperationFlag] | UnsetType
 ) -> int:
-    """Return how an open reached its path, as `Surface.add_reached` takes it."""
+    """Return how an open reached its path, as `Surface.add_reached_paths` takes it."""
     ways = _BITS["unknown" if access_mode is UNSET else access_mode]
     for flag in () if operation_flags is UNSET else operation_flags:
         ways |= _BITS[flag]
@@ -378,8 +378,8 @@ class Surface:
     def __init__(self, *, is_reference: bool = False) -> None:
         self.is_reference = is_reference  #: asked only when it is read
         self.unnamed: Counter[str] = Counter()  #: by kind: events that have no path or endpoint
-        self._reached: Paths[int] = Paths()
-        self._missed: Paths[str] = Paths()
+        self._reached: PathsByKey[int] = PathsByKey()
+        self._missed: PathsByKey[str] = PathsByKey()
         self._peers = Peers()
         self._sockets: set[str] = set()
         self._programs: dict[str, set[str]] = {}  # and the files that ran by that name
@@ -387,28 +387,30 @@ class Surface:
         self._policy_tools: set[str] = set()
         self._decisions: set[str] = set()
 
-    def exclude_recorder_files(self, near: Iterable[Claim]) -> None:
+    def exclude_recorder_files(self, uses_of_run: Iterable[FileUse]) -> None:
         """Remove opens and programs in the recorder's own folder, but for these, which are the
         run's. To be called last."""
         programs = self._programs
-        self._programs = {path: ran for path, ran in programs.items() if NEAR not in path}
-        self._reached.remove_paths(NEAR, lambda ways: bool(ways & _OPEN_BITS))
-        self._missed.remove_paths(NEAR, lambda why: why.startswith(f"{OPENED}:"))
-        for kind, path, ways, result in near:
+        self._programs = {
+            path: ran for path, ran in programs.items() if RECORDER_FOLDER not in path
+        }
+        self._reached.remove_paths(RECORDER_FOLDER, lambda ways: bool(ways & _OPEN_BITS))
+        self._missed.remove_paths(RECORDER_FOLDER, lambda why: why.startswith(f"{OPENED}:"))
+        for kind, path, ways, result in uses_of_run:
             if kind == kernel.EXEC:
                 self._programs[path] = programs.get(path, set())
             elif result is not None and result >= 0:
-                self.add_reached((path,), ways)
+                self.add_reached_paths((path,), ways)
             else:
-                self.add_failures((path,), OPENED, result)
+                self.add_failed_paths((path,), OPENED, result)
 
-    def add_reached(self, paths: Iterable[str], ways: int) -> None:
+    def add_reached_paths(self, paths: Iterable[str], ways: int) -> None:
         """Add paths that were reached in the same ways."""
         self._reached.add_paths(paths, ways)
 
-    def add_failures(self, paths: Iterable[str], call: str, result: int | None) -> None:
+    def add_failed_paths(self, paths: Iterable[str], call: str, result: int | None) -> None:
         """Add the paths of attempts that failed in the same way, or whose end nobody saw."""
-        self._missed.add_paths(paths, f"{call}:{failure(result)}")
+        self._missed.add_paths(paths, f"{call}:{failure_name(result)}")
 
     @property
     def has_connect(self) -> bool:
@@ -423,7 +425,7 @@ class Surface:
             kernel.SENDTO, kernel.SENDMSG, is_reference=self.is_reference
         )
 
-    def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+    def add_kernel_event(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """Add what an event of the kernel layer reached."""
         kind, value = event.event_type, event.value
         if _is_of_unnamed(event, detail):
@@ -439,23 +441,23 @@ class Surface:
         elif kind == kernel.OPEN:
             self._add_open(event, value)
         elif kind == kernel.FILE_BLOCKED:
-            self.add_reached((value,), _BITS[_BLOCKED])
+            self.add_reached_paths((value,), _BITS[_BLOCKED])
         elif kind == kernel.EXEC:
             ran = None if detail is None else detail.resolved
             self._programs.setdefault(value, set()).add(ran or value)
         elif kind == kernel.EXEC_FAILED:
-            self.add_failures((value,), "exec", None if detail is None else detail.return_value)
+            self.add_failed_paths((value,), "exec", None if detail is None else detail.return_value)
         elif kind in _LOCAL:
             self._sockets.add(value)
         elif kind == kernel.REACH:
             self._add_taken_over(event, value, detail)
 
-    def add_sdk(self, event: SdkEvent) -> None:
+    def add_sdk_event(self, event: SdkEvent) -> None:
         """Add the tool that an event of the SDK layer names."""
         if event.tool is not None:
             self._agent_tools.add(event.tool)
 
-    def add_policy(self, event: PolicyEvent) -> None:
+    def add_policy_event(self, event: PolicyEvent) -> None:
         """Add the tool and the decision of an event of the policy layer."""
         self._policy_tools.add(event.tool)
         self._decisions.add(f"{event.decision}:{event.tool}")
@@ -469,53 +471,53 @@ class Surface:
         if name == "process_execs":
             must = may = {*self._programs}
         elif name == "filesystem_paths":
-            changed = dict(self._changes_that_were_told())
+            changed = dict(self._failed_changes())
             must = {*self._reached}
             may = claimed if {"rename", "link"} & {*changed.values()} else must | changed.keys()
         else:
-            known = getattr(self.surface(""), name)
+            known = getattr(self.surface_artifact(""), name)
             must = may = {*known} | (self._agent_tools if name == "mcp_tools" else set())
-        return {path for path in must if NEAR not in path} <= claimed <= may
+        return {path for path in must if RECORDER_FOLDER not in path} <= claimed <= may
 
-    def surface(self, run_id: str) -> CapabilitySurface:
+    def surface_artifact(self, run_id: str) -> CapabilitySurface:
         """Return the surface as its artifact."""
-        return self.long_surface(run_id).whole_record()
+        return self.streamed_surface(run_id).whole_record()
 
-    def long_surface(self, run_id: str) -> StreamedRecord[CapabilitySurface]:
+    def streamed_surface(self, run_id: str) -> StreamedRecord[CapabilitySurface]:
         """Return the surface as an artifact that is written in pieces."""
         outline = CapabilitySurface(
             run_id=run_id,
             filesystem_paths=[],
-            network_endpoints=_sorted(
+            network_endpoints=_sorted_by_code_points(
                 self._peers.claimed_endpoints(is_reference=self.is_reference)
             ),
-            process_execs=_sorted(self._programs),
-            mcp_tools=_sorted(
+            process_execs=_sorted_by_code_points(self._programs),
+            mcp_tools=_sorted_by_code_points(
                 self._policy_tools | (set() if self.is_reference else self._agent_tools)
             ),
-            policy_decisions=_sorted(self._decisions),
+            policy_decisions=_sorted_by_code_points(self._decisions),
         )
         return StreamedRecord(outline, {"filesystem_paths": self._claimed_paths})
 
-    def paths(self) -> dict[str, list[str]]:
+    def reached_paths(self) -> dict[str, list[str]]:
         """Return how each path was reached."""
-        return {path: how for piece in self.reached() for path, how in piece.items()}
+        return {path: how for piece in self.reached_path_pieces() for path, how in piece.items()}
 
     def failed_paths(self) -> dict[str, list[str]]:
         """Return why attempts on each path failed."""
-        return {path: why for piece in self.missed() for path, why in piece.items()}
+        return {path: why for piece in self.failed_path_pieces() for path, why in piece.items()}
 
-    def reached(self) -> Iterator[dict[str, list[str]]]:
+    def reached_path_pieces(self) -> Iterator[dict[str, list[str]]]:
         """Yield how each path was reached, in pieces."""
-        return _by_path(self._reached.path_pieces(_words))
+        return _descriptions_by_path(self._reached.path_pieces(_words_for_ways))
 
     def folders_with(self, name: str) -> Iterator[str]:
         """Yield the folders in which something of that name was reached."""
         return self._reached.folders_with(name)
 
-    def missed(self) -> Iterator[dict[str, list[str]]]:
+    def failed_path_pieces(self) -> Iterator[dict[str, list[str]]]:
         """Yield why attempts on each path failed, in pieces."""
-        return _by_path(self._missed.path_pieces(sorted))
+        return _descriptions_by_path(self._missed.path_pieces(sorted))
 
     def programs(self) -> dict[str, list[str]]:
         """Return the files that ran by a program's name, where it is not that file alone."""
@@ -524,27 +526,27 @@ class Surface:
 
     def address_probes(self) -> list[str]:
         """Return the addresses that were only asked about."""
-        return _sorted(self._peers.probes())
+        return _sorted_by_code_points(self._peers.port_zero_probes())
 
     def failed_endpoints(self) -> dict[str, list[str]]:
         """Return why calls to each endpoint failed."""
-        return self._peers.failed()
+        return self._peers.failed_endpoints()
 
     def local_sockets(self) -> list[str]:
         """Return the sockets and queues of this machine that were reached."""
-        return _sorted(self._sockets)
+        return _sorted_by_code_points(self._sockets)
 
     def self_reported_tools(self) -> list[str]:
         """Return the tools that the agent alone named."""
-        return _sorted(self._agent_tools - self._policy_tools)
+        return _sorted_by_code_points(self._agent_tools - self._policy_tools)
 
     def _add_open(self, event: KernelEvent, path: str) -> None:
         """Add the path of an open in the kernel layer to the surface, as reached or as failed."""
         if event.status == "success":
-            self.add_reached((path,), ways_of_open(event.access_mode, event.operation_flags))
+            self.add_reached_paths((path,), ways_of_open(event.access_mode, event.operation_flags))
         else:
             result = event.return_value
-            self.add_failures((path,), OPENED, None if result is UNSET else result)
+            self.add_failed_paths((path,), OPENED, None if result is UNSET else result)
 
     def _add_change(
         self, ways: tuple[str, str], path: str | None, detail: KernelDetail | None
@@ -558,49 +560,49 @@ class Surface:
             if name is None:
                 continue
             if detail is not None and detail.status == "success":
-                self.add_reached((name,), _BITS[way])
+                self.add_reached_paths((name,), _BITS[way])
             else:
-                self.add_failures((name,), way, None if detail is None else detail.return_value)
+                self.add_failed_paths((name,), way, None if detail is None else detail.return_value)
 
     def _add_taken_over(self, event: KernelEvent, value: str, detail: KernelDetail | None) -> None:
         """Add what a process took from another one to the surface: a peer, a file or a socket."""
         if is_address(value):
             self._peers.add_peer(event, detail)
         elif value.startswith("/"):
-            self.add_reached((value,), _BITS[_TAKEN])
+            self.add_reached_paths((value,), _BITS[_TAKEN])
         else:
             self._sockets.add(value)
 
     def _claimed_paths(self) -> Iterator[list[str]]:
         """Yield the sorted paths that the surface claims; the reference claims failed opens too."""
         if self.is_reference:
-            yield _sorted({*self._reached, *self._opens_that_failed()})
+            yield _sorted_by_code_points({*self._reached, *self._failed_opens()})
         else:
             yield from (paths for paths, _ in self._reached.path_pieces(len))
 
-    def _changes_that_were_told(self) -> Iterator[tuple[str, str]]:
+    def _failed_changes(self) -> Iterator[tuple[str, str]]:
         """Yield the paths of changes that did not succeed, or whose detail is not there to say so,
         and how each was called."""
-        for paths, told in self._missed.path_pieces(sorted):
-            for path, reasons in zip(paths, told, strict=True):
+        for paths, described in self._missed.path_pieces(sorted):
+            for path, reasons in zip(paths, described, strict=True):
                 for reason in reasons:
                     if not reason.startswith((f"{OPENED}:", "exec:")):
                         yield path, reason.partition(":")[0]
 
-    def _opens_that_failed(self) -> Iterator[str]:
+    def _failed_opens(self) -> Iterator[str]:
         """Yield the paths that the run opened without success."""
-        for paths, told in self._missed.path_pieces(sorted):
-            for path, reasons in zip(paths, told, strict=True):
+        for paths, described in self._missed.path_pieces(sorted):
+            for path, reasons in zip(paths, described, strict=True):
                 if any(reason.startswith(f"{OPENED}:") for reason in reasons):
                     yield path
 
 
-def _by_path(pieces: Iterator[Piece[list[str]]]) -> Iterator[dict[str, list[str]]]:
-    return (dict(zip(paths, told, strict=True)) for paths, told in pieces)
+def _descriptions_by_path(pieces: Iterator[Piece[list[str]]]) -> Iterator[dict[str, list[str]]]:
+    return (dict(zip(paths, described, strict=True)) for paths, described in pieces)
 
 
 @lru_cache(1000)
-def _words(ways: tuple[int, ...]) -> list[str]:
+def _words_for_ways(ways: tuple[int, ...]) -> list[str]:
     return sorted(way for way, bit in _BITS.items() if any(bit & one for one in ways))
 
 
@@ -628,7 +630,7 @@ def _is_of_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
     return is_done and bool(detail.path or detail.to_path or detail.call == "pidfd_getfd")
 
 
-def _sorted(texts: Iterable[str]) -> list[str]:
+def _sorted_by_code_points(texts: Iterable[str]) -> list[str]:
     """Sort by UTF-8 bytes, which is the order of code points."""
     return sorted(texts)
 
@@ -663,4 +665,6 @@ def make_companion(
         calls={call: dict(sorted(kinds.items())) for call, kinds in sorted(calls.items())},
         unbound=dict(sorted(unbound.items())),
     )
-    return StreamedRecord(outline, {"paths": surface.reached, "failed_paths": surface.missed})
+    return StreamedRecord(
+        outline, {"paths": surface.reached_path_pieces, "failed_paths": surface.failed_path_pieces}
+    )

@@ -1,7 +1,7 @@
 """The artifacts of a run, where they are made for the first time: when it ends, and when an archive
 is made of a run that had no feed, or of a stream.
 
-`derive` makes them of the layers. What is missing from the layers is found out here.
+`derive_artifacts` makes them of the layers. What is missing from the layers is found out here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stream.archive.chain import LAYERS, LayerFiles, chain_of, encode_lines
 from stream.errors import number, os_reason
-from stream.evidence.derive import derive
+from stream.evidence.derive import derive_artifacts
 from stream.files.append import NOT_OURS, RecordedFile, create
 from stream.observe.layers import CaptureResult, last_layers, layers_without_feed
 from stream.records.artifacts import (
@@ -94,7 +94,7 @@ def record_artifacts(
         content = replay.content()
         content.kernel_events = files.lines(KERNEL_FILE)
         content.has_kernel = not _KERNEL_LAYERS & changed
-        derived = derive(
+        derived = derive_artifacts(
             collector.run_id,
             content,
             result.capture,
@@ -204,8 +204,10 @@ def files_of_stream(
 
 def _artifacts(run_id: str, replay: LayerReplay, counts: FeedCounts) -> dict[str, bytes]:
     content = replay.content()
-    derived = derive(run_id, content, counts.capture, filtered=counts.filtered, aside=counts.aside)
-    return {name: document.line() for name, document in derived.documents().items()}
+    derived = derive_artifacts(
+        run_id, content, counts.capture, filtered=counts.filtered, aside=counts.aside
+    )
+    return {name: document.encoded_line() for name, document in derived.documents().items()}
 
 
 def _feed_counts(stated: FeedCounts | None, rejected: int, replay: LayerReplay) -> FeedCounts:

@@ -24,9 +24,9 @@ from stream.evidence.markers import (
     STDOUT,
     TOOL_EVENTS,
     UNSEEN,
+    ChannelBlock,
     ChannelWrites,
     DroppedInput,
-    ToldBlock,
     Writes,
     build_markers,
     conflicting_repeats,
@@ -44,7 +44,7 @@ from stream.records.artifacts import (
     RunnerFinished,
     RunnerStarted,
 )
-from stream.records.control import TOLD
+from stream.records.control import CHANNELS
 from stream.records.kernel import (
     LINK,
     RENAME,
@@ -140,7 +140,7 @@ def layers_without_feed(run_id: str, run: RunFolder) -> dict[str, bytes]:
     collector = ToolCallCollector(run_id, CapturePolicy("full", None))
     if metadata.capture_mode != "hashed":
         for block in run.blocks(STDOUT_FILE):
-            collector.feed(Batch(TOLD, [ToldBlock(STDOUT, block)]))
+            collector.feed(Batch(CHANNELS, [ChannelBlock(STDOUT, block)]))
     collector.finish()
     capture = RawCapture(feed="absent", reason=NOT_ASKED)
     result = CaptureResult(capture=capture, filtered={}, aside={}, written={})

@@ -23,7 +23,7 @@ KERNEL_KIND = r"^(openat|connect|exec|file_blocked|connect_blocked|event_[0-9]+)
 SANDBOX_MODE = r"^(read-only|workspace-write|danger-full-access)\Z"
 # Not `\S`: engines differ in what they count as white space.
 TITLE = r"[^ \t\n\r\f\v]"
-is_told = re.compile(TITLE).search  #: whether a text is not blank
+has_text = re.compile(TITLE).search  #: whether a text is not blank
 
 WORDS = {
     DIGEST: "64 hexadecimal digits, the lower-case ones",
@@ -115,7 +115,7 @@ Control = Finding | Reject | Gap
 LINES, EVENTS, BOUNDARY = "lines", "events", "boundary"
 EMISSIONS, TELEMETRY, RAW = "emissions", "telemetry", "raw"
 KERNEL, DETAILS, TIMES = "kernel", "details", "times"
-TOLD = "told"
+CHANNELS = "channels"
 FINDINGS, REJECTS, GAPS, CAPTURES = "findings", "rejects", "gaps", "captures"
 _KINDS: dict[type, str] = {Finding: FINDINGS, Reject: REJECTS, Gap: GAPS}
 

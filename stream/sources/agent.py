@@ -29,7 +29,7 @@ from anyio import Event, create_task_group, sleep, to_thread, wait_readable
 from msgspec import Struct, field
 
 from stream.errors import OutputError
-from stream.evidence.markers import STDOUT, DroppedInput, ToldBlock
+from stream.evidence.markers import STDOUT, ChannelBlock, DroppedInput
 from stream.files.append import write_all
 from stream.pipeline import Batch, Out
 from stream.process.cgroup import Cgroup
@@ -51,7 +51,7 @@ from stream.process.messages import (
 from stream.process.table import read_process
 from stream.process.tree import Containment, Reaper
 from stream.process.wrapper_scripts import Wrappers
-from stream.records.control import TOLD
+from stream.records.control import CHANNELS
 from stream.records.run import STDERR_FILE, STDOUT_FILE, RunSummary, count_processes
 from stream.redaction.policy import CapturePolicy, OutputFile
 from stream.sources.wrappers import CommandLog
@@ -145,7 +145,7 @@ class StdoutBlocks:
     def __init__(self) -> None:
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._taken = Condition()
-        self._waiting: list[ToldBlock] = []
+        self._waiting: list[ChannelBlock] = []
         self._room = MOST_WAITING
         self._dropped = 0
         self._is_over = False
@@ -162,7 +162,7 @@ class StdoutBlocks:
                 self._dropped += len(block)  # and what follows: its place would not be known
                 return
             self._room -= len(block)
-            self._waiting.append(ToldBlock(STDOUT, block, arrived))
+            self._waiting.append(ChannelBlock(STDOUT, block, arrived))
         with suppress(BlockingIOError):
             os.write(self._waker, b".")
 
@@ -180,10 +180,12 @@ class StdoutBlocks:
             with self._taken:
                 blocks, self._waiting, self._room = self._waiting, [], MOST_WAITING
                 self._taken.notify_all()
-            await out.send(Batch(TOLD, blocks))
+            await out.send(Batch(CHANNELS, blocks))
         if self._dropped:
             sentence = f"stdout: {self._dropped} bytes were not looked through for tool calls"
-            await out.send(Batch(TOLD, [DroppedInput(STDOUT, "unread", self._dropped, sentence)]))
+            await out.send(
+                Batch(CHANNELS, [DroppedInput(STDOUT, "unread", self._dropped, sentence)])
+            )
 
     def close(self) -> None:
         """Close what is open."""

@@ -43,11 +43,11 @@ from msgspec import Struct
 
 from stream.errors import number, os_reason
 from stream.evidence.claude_formats import Sdk
-from stream.evidence.markers import HOOKS, LOG, OTEL, POLICY, DroppedInput, ToldBlock
+from stream.evidence.markers import HOOKS, LOG, OTEL, POLICY, ChannelBlock, DroppedInput
 from stream.files.append import open_new
 from stream.pipeline import Batch, Out
 from stream.process.machine import kernel_now
-from stream.records.control import TOLD
+from stream.records.control import CHANNELS
 
 MOST = 16  #: connections at a time that have named our place
 MOST_UNKNOWN = 128  #: and of those that have not: they have little time for it; others wait
@@ -64,7 +64,7 @@ class Collector:
     """Receive what an OpenTelemetry exporter sends: each body becomes one line in `waiting`."""
 
     def __init__(self) -> None:
-        self.waiting: list[ToldBlock] = []
+        self.waiting: list[ChannelBlock] = []
         self.waiting_bytes = 0
         self._target = b"/%b/v1/logs" % os.urandom(16).hex().encode()
         self._socket: socket.socket | None = None
@@ -109,7 +109,7 @@ class Collector:
         finally:
             self.close()
 
-    def take(self) -> list[ToldBlock]:
+    def take(self) -> list[ChannelBlock]:
         """Give what has come since this was last asked."""
         taken, self.waiting, self.waiting_bytes = self.waiting, [], 0
         return taken
@@ -215,7 +215,7 @@ class Collector:
             raise
         # A newline can only stand between the words of a JSON text.
         line = body.replace(b"\n", b" ") + b"\n"
-        self.waiting.append(ToldBlock(OTEL, line, kernel_now()))
+        self.waiting.append(ChannelBlock(OTEL, line, kernel_now()))
         self.waiting_bytes += len(line)
         await _answer_request(connection, http, 200)
 
@@ -436,7 +436,7 @@ class Channels:
         for _ in range(0, size, _TURN):
             await self._send_new_blocks(out)
         await self._send_new_blocks(out)
-        await out.send(Batch(TOLD, [*self._dropped_of_channels()]))
+        await out.send(Batch(CHANNELS, [*self._dropped_of_channels()]))
 
     def end(self) -> None:
         """Nobody is left who could write."""
@@ -471,7 +471,7 @@ class Channels:
         if self._collector is not None:
             blocks += self._collector.take()
         if blocks:
-            await out.send(Batch(TOLD, blocks))
+            await out.send(Batch(CHANNELS, blocks))
 
 
 class _Followed(Struct):
@@ -481,13 +481,13 @@ class _Followed(Struct):
     fd: int
     received: int = 0
 
-    def read_new_blocks(self) -> Iterator[ToldBlock]:
+    def read_new_blocks(self) -> Iterator[ChannelBlock]:
         """Give what is new. Who writes without end gets no more than its turn."""
         most = _TURN
         while most > 0 and (block := os.read(self.fd, min(most, _BLOCK))):
             most -= len(block)
             self.received += len(block)
-            yield ToldBlock(self.channel, block, kernel_now())
+            yield ChannelBlock(self.channel, block, kernel_now())
 
     def dropped_input(self) -> Iterator[DroppedInput]:
         """Say what was taken back before it was heard."""
@@ -536,8 +536,8 @@ class DecisionLog:
         await self._is_over.wait()
         blocks = self._read_decisions()
         while block := await to_thread.run_sync(next, blocks, b""):
-            await out.send(Batch(TOLD, [ToldBlock(POLICY, block)]))
-        await out.send(Batch(TOLD, [*self.unused]))
+            await out.send(Batch(CHANNELS, [ChannelBlock(POLICY, block)]))
+        await out.send(Batch(CHANNELS, [*self.unused]))
 
     def end(self) -> None:
         """Nobody of the run is left who could decide."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import UNSET, Struct, UnsetType
 
-from stream.evidence.consistency import ACCESS, operations_of
+from stream.evidence.consistency import ACCESS, operations_of_open_flags
 from stream.records import kernel
 from stream.records.kernel import (
     KernelDetail,
@@ -55,7 +55,7 @@ def open_form(run_id: str, event: RawEvent) -> OpenForm:
         resolve=event.resolve or UNSET,
         return_value=UNSET if ret is None else ret,
         access_mode=ACCESS[flags & 3],
-        operation_flags=operations_of(flags) or UNSET,
+        operation_flags=operations_of_open_flags(flags) or UNSET,
         status=call_status_of(event),
     )
     is_read = not flags & (3 | CREATE | CUT | TMPFILE)

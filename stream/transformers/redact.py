@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stream.evidence.command_lines import commands_asked_of_shell, known_by
+from stream.evidence.command_lines import commands_asked_of_shell, comparable_command
 from stream.pipeline import Batch, Counts
 from stream.records.control import RAW, TELEMETRY
 from stream.records.kernel import NAMES, RawEvent, Telemetry, path_bytes, path_text
@@ -52,7 +52,7 @@ class Redact:
                 redact_shell_command(self._policy, text)
                 for text in commands_asked_of_shell(item.argv)
             ]
-            seen["asked"] = [known_by(text) for text in asked] or None
+            seen["asked"] = [comparable_command(text) for text in asked] or None
         return msgspec.structs.replace(item, **seen)
 
 

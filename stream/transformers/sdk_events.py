@@ -23,16 +23,16 @@ from stream.evidence.claude_formats import (
     Producer,
     ReceivedRecord,
     StreamRecord,
-    blocks_of,
     command_in_call,
+    content_blocks_of,
     is_usable_id,
     otlp_log_records,
     producer_in_record,
-    refused_in,
+    refused_calls_in,
 )
 from stream.evidence.markers import HOOKS, OTEL, STDOUT, CallBoundary, MarkerName
 from stream.records.artifacts import SDK_EVENT, SdkEvent, SdkEventType
-from stream.records.control import is_told
+from stream.records.control import has_text
 
 #: What the child is given, by the reference's names.
 LOG_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_LOG"
@@ -109,7 +109,7 @@ class SdkLayer:
         """Yield what a record of stream-json on the agent's stdout tells of tool calls."""
         if record.type == "result":
             yield self._other(origin, "run_failed" if record.is_error is True else "run_finished")
-        for block in blocks_of(record.message):
+        for block in content_blocks_of(record.message):
             yield from self._read_tool_block(record.type, block, origin)
 
     def _read_refusals(
@@ -117,8 +117,8 @@ class SdkLayer:
     ) -> Iterator[SdkObservation]:
         """Yield the ends of the tool calls that were refused: no hook reports those."""
         if record.type == "user":
-            refused = refused_in(record.tool_result_meta)
-            for block in blocks_of(record.message):
+            refused = refused_calls_in(record.tool_result_meta)
+            for block in content_blocks_of(record.message):
                 if block.get("tool_use_id") in refused:
                     yield from self._read_tool_block(record.type, block, origin)
 
@@ -245,7 +245,7 @@ class SdkLayer:
 
     def _usable_id(self, text: Any, channel: str) -> str | None:
         """Return an id or name, None where it is blank; one that no layer can hold is a problem."""
-        if text is None or (isinstance(text, str) and not is_told(text)):
+        if text is None or (isinstance(text, str) and not has_text(text)):
             return None
         if is_usable_id(text):
             return str(text)

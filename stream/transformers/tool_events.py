@@ -27,7 +27,7 @@ from stream.evidence.claude_formats import (
     Producer,
     Sdk,
     StreamRecord,
-    blocks_of,
+    content_blocks_of,
     denials_in,
     is_usable_id,
     otlp_log_records,
@@ -41,12 +41,12 @@ from stream.evidence.markers import (
     POLICY,
     STDOUT,
     CallBoundary,
+    ChannelBlock,
     DroppedInput,
-    ToldBlock,
 )
 from stream.pipeline import Batch, Counts
 from stream.records.artifacts import PolicyEvent, SdkEvent
-from stream.records.control import TITLE, TOLD, is_told
+from stream.records.control import CHANNELS, TITLE, has_text
 from stream.redaction.policy import CapturePolicy
 from stream.transformers.sdk_events import SdkLayer, SdkObservation, log_environment
 
@@ -122,7 +122,7 @@ class PolicyLayer:
         except msgspec.ValidationError:
             self.problems["no_decision"] += 1
             return
-        call = found.tool_call_id if is_told(found.tool_call_id or "") else None
+        call = found.tool_call_id if has_text(found.tool_call_id or "") else None
         yield self._make_policy_event(DECISION, source, call, found.tool, found.decision)
 
     def _read_stream_record(self, record: StreamRecord) -> Iterator[PolicyEvent]:
@@ -146,7 +146,7 @@ class PolicyLayer:
 
     def _remember_tools(self, message: Any) -> None:
         """Remember which tool each call of a message asks for."""
-        for block in blocks_of(message):
+        for block in content_blocks_of(message):
             call, tool = block.get("id"), block.get("name")
             is_call = block.get("type") == "tool_use" and len(self._tools) < _MOST_CALLS
             if is_call and isinstance(call, str) and isinstance(tool, str):
@@ -172,8 +172,8 @@ class PolicyLayer:
         self, kind: str, producer: Producer, call: Any, tool: Any, decision: str
     ) -> Iterator[PolicyEvent]:
         """Yield an event, unless the same was reported of this call already."""
-        call = call if is_usable_id(call) and is_told(call) else None
-        if not is_usable_id(tool) or not is_told(tool):
+        call = call if is_usable_id(call) and has_text(call) else None
+        if not is_usable_id(tool) or not has_text(tool):
             self.problems["unnamed_tool"] += 1
         elif call is None or self._decided.get(call) != (tool, decision):
             if call is not None and len(self._decided) < _MOST_CALLS:
@@ -233,7 +233,7 @@ class ToolCallCollector:
     """
 
     name = "tool_events"
-    kinds = (TOLD,)
+    kinds = (CHANNELS,)
 
     def __init__(
         self, run_id: str, capture_policy: CapturePolicy, sdk: Sdk = "stream-json"
@@ -265,7 +265,7 @@ class ToolCallCollector:
         given = log_environment(self.run_id, str(log))
         return {name.encode(): os.fsencode(value) for name, value in given.items()}
 
-    def feed(self, batch: Batch[ToldBlock | DroppedInput], /) -> tuple[()]:
+    def feed(self, batch: Batch[ChannelBlock | DroppedInput], /) -> tuple[()]:
         """Take what came on the channels, and what of it is known to be lost."""
         self.counts.received += len(batch.items)
         self.counts.passed += len(batch.items)
@@ -276,9 +276,9 @@ class ToolCallCollector:
                 self._read_block(item)
         return ()
 
-    def _read_block(self, block: ToldBlock) -> None:
+    def _read_block(self, block: ChannelBlock) -> None:
         """Read what came on a channel into the SDK and the policy layer, without its secrets."""
-        for received in self._records.read(block):
+        for received in self._records.read_block(block):
             if received.channel != STDOUT or self._reads_stdout:
                 is_told_by_hooks = received.channel == STDOUT and self._sdk == HOOKS
                 self._keep_sdk_observations(

@@ -21,15 +21,15 @@ from msgspec.structs import replace
 from stream.codec import DECODE_ERRORS, explain
 from stream.contracts import DOCUMENTS, decoder_of
 from stream.evidence.consistency import (
-    clean_faults,
-    emptiness_faults,
+    clean_report_faults,
+    empty_report_faults,
     manifest_faults,
     report_faults,
     surface_faults,
-    unbound_faults,
+    unbound_call_faults,
 )
-from stream.evidence.derive import derive, layer_counts_of, unsettled_calls
-from stream.evidence.health import age_faults, claim_faults, health_faults
+from stream.evidence.derive import derive_artifacts, layer_counts_of, unsettled_calls
+from stream.evidence.health import health_claim_faults, health_faults, older_contract_faults
 from stream.evidence.markers import TOOL_EVENTS
 from stream.evidence.surface import StreamedRecord
 from stream.records.artifacts import (
@@ -108,7 +108,7 @@ def _derived_faults(
         yield COMPANION_FILE, "contract.companion", f"$.capture: {error}"
         return
     capture = replace(capture, filtered=UNSET, aside=UNSET)  # which the companion says itself
-    derived = derive(
+    derived = derive_artifacts(
         stated.run_id, replay.content(), capture, filtered=stated.filtered, aside=stated.aside
     )
     replay.verified_commands = derived.correlation.verified_commands
@@ -343,12 +343,12 @@ def _reference_artifact_faults(
         for reason in _health_differences(health, replay):
             yield HEALTH_FILE, "contract.health", reason
         if isinstance(report, CorrelationReport):
-            for reason in clean_faults(report, health):
+            for reason in clean_report_faults(report, health):
                 yield CORRELATION_FILE, "contract.correlation", reason
     if isinstance(report, CorrelationReport):
         told = [one.tool_call_id for one in replay.sdk if one.event_type in TOOL_EVENTS]
         decided = [one.tool_call_id for one in replay.policy]
-        calls = unbound_faults(report, told, decided)
+        calls = unbound_call_faults(report, told, decided)
         unsettled = unsettled_calls(replay.sdk, replay.policy)
         doubts = (f"$.status: clean, and {code}" for code in unsettled if report.status == "clean")
         for reason in (*calls, *doubts, *_binding_faults(report, replay)):
@@ -359,7 +359,7 @@ def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[
     """Compare surfaces by the reference's rules, or by ours, as far as these files alone can show
     it."""
     surface = replay.surface
-    by_the_reference = surface.long_surface(documents.run_id)
+    by_the_reference = surface.streamed_surface(documents.run_id)
     if documents.confirm(SURFACE_FILE, by_the_reference):
         return
     stated = documents.record_of(SURFACE_FILE)
@@ -376,7 +376,7 @@ def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[
 def _health_differences(health: ObservationHealth, replay: LayerReplay) -> list[str]:
     """Compare health by the reference's rules, or by ours, with what the layers show."""
     surface = replay.surface
-    known = {f"{one.path.removeprefix('$.')}: {one.reason}" for one in claim_faults(health)}
+    known = {f"{one.path.removeprefix('$.')}: {one.reason}" for one in health_claim_faults(health)}
     found: list[str] = []
     for is_reference in (False, True):
         surface.is_reference = is_reference
@@ -576,7 +576,10 @@ _RULES: dict[type, dict[str, Callable[[Any], Iterator[Fault]]]] = {
     CapabilitySurface: {"contract.surface": surface_faults},
     CorrelationReport: {
         "contract.correlation": report_faults,
-        "contract.unbound": emptiness_faults,
+        "contract.unbound": empty_report_faults,
     },
-    ObservationHealth: {"contract.health": claim_faults, "contract.age": age_faults},
+    ObservationHealth: {
+        "contract.health": health_claim_faults,
+        "contract.age": older_contract_faults,
+    },
 }

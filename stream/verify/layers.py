@@ -27,7 +27,12 @@ from stream.codec import (
     join_lines,
 )
 from stream.contracts import LAYER_DECODERS, LineDecoder
-from stream.evidence.consistency import EventForm, faults_of, form_faults, mode_faults
+from stream.evidence.consistency import (
+    EventForm,
+    contract_faults_of,
+    event_form_faults,
+    open_mode_faults,
+)
 from stream.records.artifacts import (
     CHAIN_FILE,
     DETAIL_FILE,
@@ -262,7 +267,7 @@ class KernelRules:
     def faults(self, columns: Columns) -> Iterator[RecordFault]:
         """Check the events of some columns of the kernel layer."""
         found = {
-            form: [*form_faults(EventForm._make(form))]
+            form: [*event_form_faults(EventForm._make(form))]
             for form in columns.different_forms - self._good
         }
         faulty = {form: faults for form, faults in found.items() if faults}
@@ -274,7 +279,7 @@ class KernelRules:
         if {*columns.types} == {OPEN}:
             return
         for position, event in enumerate(columns.records):
-            for fault in mode_faults(event) if event.event_type != OPEN else ():
+            for fault in open_mode_faults(event) if event.event_type != OPEN else ():
                 yield position, fault._replace(rule="contract.kernel_event")
 
 
@@ -284,7 +289,7 @@ def _check_each_record(rule: str) -> Callable[[RecordBatch], Iterator[RecordFaul
     def faults(batch: RecordBatch) -> Iterator[RecordFault]:
         """Find what each record of a batch breaks by itself."""
         for position, record in enumerate(batch.records):
-            for fault in faults_of(record):
+            for fault in contract_faults_of(record):
                 yield position, fault._replace(rule=rule)
 
     return faults
@@ -342,7 +347,7 @@ class _MarkerRules:
         if number is not None and number in self._command_lines:
             yield Fault(f"line {number} of the command log has one already", "$.command_seq")
         self._command_lines |= set() if number is None else {number}
-        yield from faults_of(marker)
+        yield from contract_faults_of(marker)
 
 
 def are_good_events(lines: Sequence[bytes]) -> bool:

@@ -23,7 +23,12 @@ from msgspec import UNSET, Struct
 from msgspec.structs import astuple
 
 from stream.contracts import LAYER_DECODERS
-from stream.evidence.attribution import AttributionEvent, EventDetails, Losses, event_details_of
+from stream.evidence.attribution import (
+    AttributionEvent,
+    EventDetails,
+    KernelLosses,
+    event_details_of,
+)
 from stream.evidence.consistency import EventForm
 from stream.evidence.derive import LayerContent
 from stream.evidence.surface import OPENED, Surface, ways_of_open
@@ -102,7 +107,7 @@ class LayerReplay:
         self.missing_details, self.first_missing = 0, -1  #: events that lack their details
         self.unusual_events: list[str] = []  #: events that no feed of ours writes so
         self._scopes: Counter[str] = Counter()  # of events that are not of both
-        self._losses = Losses()
+        self._losses = KernelLosses()
         self._columns = _file()  # process and type of every event
         self._reading: Iterator[_Block] | None = None  # of those, for the details
         self._block: tuple[int, _Block] = (0, (array("Q"), array("Q")))  # and its first number
@@ -123,11 +128,11 @@ class LayerReplay:
         elif name == SDK_FILE:
             self.sdk += records
             for event in records:
-                self.surface.add_sdk(event)
+                self.surface.add_sdk_event(event)
         elif name == POLICY_FILE:
             self.policy += records
             for decision in records:
-                self.surface.add_policy(decision)
+                self.surface.add_policy_event(decision)
         elif name == MARKERS_FILE:
             self.markers += records
         elif name == RUNNER_FILE and len(self.runner) < _FRAME:
@@ -140,7 +145,7 @@ class LayerReplay:
 
     def gaps(self) -> list[tuple[int, int]]:
         """Return between which numbers events were lost."""
-        return self._losses.between(self.events)
+        return self._losses.loss_intervals(self.events)
 
     def close(self) -> None:
         """Remove the temporary files."""
@@ -236,19 +241,19 @@ class LayerReplay:
         if None in paths:
             known = [path for path in paths if path is not None]
         if end is not None and end.ways is not None:
-            self.surface.add_reached(known, end.ways)
+            self.surface.add_reached_paths(known, end.ways)
         elif end is not None:
-            self.surface.add_failures(known, OPENED, end.result)
+            self.surface.add_failed_paths(known, OPENED, end.result)
 
     def _take_detail(self, record: KernelDetail | Gap) -> None:
         """Take the next detail or gap of the kernel layer, and the events that waited for it."""
         if isinstance(record, Gap):
             self.lost += int(record.lost)
             self.has_gaps = True
-            self._losses.add_gap(begins=record.begins)
+            self._losses.add_kernel_gap(begins=record.begins)
             return
         self._check_detail(record)
-        self._losses.add_detail(record.seq)
+        self._losses.add_kernel_detail(record.seq)
         other = self._next_waiting()
         while other is not None and other.seq < record.seq:
             self._take_event(None)
@@ -334,7 +339,7 @@ class LayerReplay:
                 self._add_mismatch(self._next.seq, reason)
             if reason := value_mismatch(self._next):
                 self._add_unusual(f"{self._next.seq}: {reason}")
-        self.surface.add_kernel(self._next, detail)
+        self.surface.add_kernel_event(self._next, detail)
         self._next = None
 
     def _next_waiting(self) -> KernelEvent | None:

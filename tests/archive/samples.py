@@ -24,7 +24,7 @@ from stream.archive.tar import (
     padded,
 )
 from stream.archive.writer import Entry, encode_manifest, entries_of_run, write_archive
-from stream.evidence.derive import correlate
+from stream.evidence.derive import correlate_layers
 from stream.evidence.health import LayerCounts, make_health
 from stream.evidence.surface import Surface, make_companion
 from stream.records.artifacts import (
@@ -177,13 +177,13 @@ def judged(files: Files, capture: RawCapture) -> Files:
     beside = {detail.seq: detail for detail in details}
     surface = Surface()
     for event in kernel:
-        surface.add_kernel(event, beside.get(event.seq))
+        surface.add_kernel_event(event, beside.get(event.seq))
     for said in sdk:
-        surface.add_sdk(said)
+        surface.add_sdk_event(said)
     for decision in policy:
-        surface.add_policy(decision)
+        surface.add_policy_event(decision)
     lines = files[DETAIL_FILE].splitlines()
-    correlation = correlate(
+    correlation = correlate_layers(
         RUN,
         markers=decoded(files[MARKERS_FILE], Marker),
         sdk=sdk,
@@ -212,7 +212,7 @@ def judged(files: Files, capture: RawCapture) -> Files:
         unbound=correlation.unbound,
     )
     return {
-        SURFACE_FILE: encode(surface.surface(RUN)) + b"\n",
+        SURFACE_FILE: encode(surface.surface_artifact(RUN)) + b"\n",
         CORRELATION_FILE: encode(correlation.report) + b"\n",
         HEALTH_FILE: encode(health) + b"\n",
         COMPANION_FILE: encode(companion.whole_record()) + b"\n",

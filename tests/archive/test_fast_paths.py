@@ -17,7 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from stream.archive.reader import Limits
-from stream.evidence.derive import Correlation, correlate
+from stream.evidence.derive import Correlation, correlate_layers
 from stream.records.artifacts import (
     COMPANION_FILE,
     DETAIL_FILE,
@@ -140,7 +140,7 @@ def judged(data: bytes, cuts: list[int], run_id: str = RUN) -> tuple[Any, ...]:
         for pid, kind, detail, times in replay.events_in_order():
             steps[pid, kind, str(detail)] += times
         surface = replay.surface
-        reached = surface.surface(RUN), surface.paths(), surface.failed_paths()
+        reached = surface.surface_artifact(RUN), surface.reached_paths(), surface.failed_paths()
         counted = replay.is_whole, replay.events, book.lines, judge.lines, steps
         return book.findings, reached, counted
 
@@ -235,7 +235,7 @@ def happenings(draw: st.DrawFn) -> Happened:
 
 
 def correlated(said: Files, steps: Any) -> Correlation:
-    return correlate(
+    return correlate_layers(
         RUN,
         markers=msgspec.json.Decoder(Marker).decode_lines(said[MARKERS_FILE]),
         sdk=msgspec.json.Decoder(SdkEvent).decode_lines(said[SDK_FILE]),

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from stream.evidence.derive import derive
+from stream.evidence.derive import derive_artifacts
 from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE, MARKERS_FILE, POLICY_FILE, SDK_FILE
 from stream.records.kernel import KernelEvent, RawCapture
 from stream.records.run import SUMMARY_FILE
@@ -42,7 +42,7 @@ def fill_run(place: str) -> None:
         uring="unused",
         ring_bytes=16 << 20,
     )
-    derived = derive(RUN, replay.content(), capture, filtered={}, aside={})
+    derived = derive_artifacts(RUN, replay.content(), capture, filtered={}, aside={})
     for name, made in derived.documents().items():
         (folder / name).write_bytes(b"".join(made.encoded_record()))
     replay.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stream.evidence.claude_formats import Sdk
-from stream.evidence.markers import STDOUT, ToldBlock
+from stream.evidence.markers import STDOUT, ChannelBlock
 from stream.pipeline import Batch
-from stream.records.control import TOLD
+from stream.records.control import CHANNELS
 from stream.redaction.policy import CapturePolicy
 from stream.transformers.tool_events import ToolCallCollector
 
@@ -17,7 +17,7 @@ def new_collector(run_id: str = "r", sdk: Sdk = "stream-json") -> ToolCallCollec
 def tell(
     collector: ToolCallCollector, data: bytes, channel: str = STDOUT, arrived: int = 1
 ) -> None:
-    collector.feed(Batch(TOLD, [ToldBlock(channel, data, arrived)]))
+    collector.feed(Batch(CHANNELS, [ChannelBlock(channel, data, arrived)]))
 
 
 def collected(

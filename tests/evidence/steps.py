@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from stream.evidence.attribution import AttributionEvent, Losses, event_details_of
+from stream.evidence.attribution import AttributionEvent, KernelLosses, event_details_of
 from stream.records.control import Gap
 from stream.records.kernel import KernelDetail, KernelEvent
 
@@ -25,10 +25,10 @@ def attribution_events(
 
 def lost_between(details: Iterable[bytes], total: int) -> list[tuple[int, int]]:
     """Return where events were lost, by the lines of the details file."""
-    losses = Losses()
+    losses = KernelLosses()
     for one in map(_decode_detail, details):
         if isinstance(one, Gap):
-            losses.add_gap(begins=one.begins)
+            losses.add_kernel_gap(begins=one.begins)
         else:
-            losses.add_detail(one.seq)
-    return losses.between(total)
+            losses.add_kernel_detail(one.seq)
+    return losses.loss_intervals(total)

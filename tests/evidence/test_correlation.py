@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 
 from stream.evidence.attribution import OTHERS, EventDetails
 from stream.evidence.claude_formats import DECISION
-from stream.evidence.command_lines import MOST, command_digest_of, commands_asked_of_shell, known_by
-from stream.evidence.derive import OUTSIDE, Correlation, correlate
-from stream.evidence.markers import code
+from stream.evidence.command_lines import (
+    MOST,
+    command_digest_of,
+    commands_asked_of_shell,
+    comparable_command,
+)
+from stream.evidence.derive import OUTSIDE, Correlation, correlate_layers
+from stream.evidence.markers import uncertainty_code
 from stream.records.artifacts import CorrelationReport, Marker, PolicyEvent, SdkEvent
 from stream.records.control import Gap
 from stream.records.kernel import (
@@ -157,7 +162,7 @@ class Run:
             clock="kernel",
             unused=self.unused,
         )
-        return correlate(
+        return correlate_layers(
             "r",
             markers=[*self.markers, end],
             sdk=self.sdk,
@@ -814,12 +819,12 @@ def test_two_calls_with_one_command_are_not_told_apart_by_it(run: Run) -> None:
 def test_a_command_that_was_cut_off_is_known_by_its_beginning() -> None:
     command = "echo " + "x" * 10_000
     cut = f"true && eval '{command}"
-    assert [known_by(one) for one in commands_asked_of_shell(["bash", "-c", cut[:4000]])[1:]] == [
-        known_by(command)
-    ]
+    assert [
+        comparable_command(one) for one in commands_asked_of_shell(["bash", "-c", cut[:4000]])[1:]
+    ] == [comparable_command(command)]
     assert commands_asked_of_shell(["bash", "-c", cut[:MOST]])[1:] == []
     assert command_digest_of(command) == command_digest_of(command[:4000])
-    assert known_by(" \n") == ""
+    assert comparable_command(" \n") == ""
 
 
 # --- what is not certain ------------------------------------------------------------------------
@@ -1069,7 +1074,7 @@ def test_gaps_reach_over_windows(run: Run) -> None:
         run.end(name)
     run.gaps = [(33, 34), (12, 25)]
     lost = [name for name in named(run.correlated()) if "lost" in name]
-    assert lost == [code("kernel_events_lost_in_window", name) for name in "bcd"]
+    assert lost == [uncertainty_code("kernel_events_lost_in_window", name) for name in "bcd"]
     run.gaps = [(3, 35), (4, 5)]
     assert len([name for name in named(run.correlated()) if "lost" in name]) == 4
 
@@ -1125,15 +1130,15 @@ def test_every_event_is_counted_exactly_once(script: list[tuple[Any, ...]]) -> N
 
 @given(st.lists(st.text(), min_size=1), st.lists(st.text(), min_size=1))
 def test_a_code_names_its_ids_and_no_others(one: list[str], other: list[str]) -> None:
-    assert code("c", *one).isprintable()
-    assert (code("c", *one) == code("c", *other)) == (one == other)
+    assert uncertainty_code("c", *one).isprintable()
+    assert (uncertainty_code("c", *one) == uncertainty_code("c", *other)) == (one == other)
 
 
 def test_ids_that_look_like_codes_are_told_apart() -> None:
-    assert code("c", "a,b") == "c:a\\x2cb"
-    assert code("c", "a", "b") == "c:a,b"
-    assert code("c", "a\\x2cb") == "c:a\\\\x2cb"
-    assert code("c", "a\nb:c") == "c:a\\nb:c"
+    assert uncertainty_code("c", "a,b") == "c:a\\x2cb"
+    assert uncertainty_code("c", "a", "b") == "c:a,b"
+    assert uncertainty_code("c", "a\\x2cb") == "c:a\\\\x2cb"
+    assert uncertainty_code("c", "a\nb:c") == "c:a\\nb:c"
 
 
 # --- from the layers ----------------------------------------------------------------------------

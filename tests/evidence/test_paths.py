@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.evidence import surface
-from stream.evidence.surface import Paths, StreamedRecord
+from stream.evidence.surface import PathsByKey, StreamedRecord
 from stream.records.artifacts import CapabilitySurface, Companion
 
 # What sorts before, as and behind a slash, and names that begin as others do.
@@ -20,8 +20,8 @@ PATHS = st.text("/-.0aé", max_size=8)
 ADDED = st.lists(st.tuples(PATHS, st.integers(0, 3)), max_size=40)
 
 
-def held(added: list[tuple[str, int]]) -> Paths[int]:
-    table: Paths[int] = Paths()
+def held(added: list[tuple[str, int]]) -> PathsByKey[int]:
+    table: PathsByKey[int] = PathsByKey()
     for path, key in added:
         table.add_paths([path], key)
     return table
@@ -47,7 +47,7 @@ def test_every_path_with_its_keys_in_order(added: list[tuple[str, int]], size: i
 def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surface, "_MOST_SHARED", 3)
     given_paths = [f"/d{number % 7}/f{number % 11}" for number in range(200)]
-    table: Paths[int] = Paths()
+    table: PathsByKey[int] = PathsByKey()
     table.add_paths(given_paths[:50], 1)
     table.add_paths(given_paths[50:], 1)
     assert list(table.path_pieces(tuple)) == list(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stream.evidence.claude_formats import DECISION
 from stream.evidence.markers import OTEL, POLICY, STDOUT
 from stream.records.artifacts import PolicyEvent
-from stream.records.control import is_told
+from stream.records.control import has_text
 from stream.transformers.tool_events import DENIAL, EXPORTED, PERMISSION
 from tests.evidence.collected import collected, new_collector, problems, tell
 
@@ -182,7 +182,7 @@ def test_a_run_that_asked_for_nothing() -> None:
     assert printed(data) == []
 
 
-TOLD = st.text().filter(is_told)
+TOLD = st.text().filter(has_text)
 
 
 @given(TOLD, TOLD, TOLD)

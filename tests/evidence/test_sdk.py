@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stream.codec import MAX_LINE
 from stream.evidence.claude_formats import MOST_NAME, AgentRecords
-from stream.evidence.markers import HOOKS, LOG, OTEL, STDOUT, ToldBlock
+from stream.evidence.markers import HOOKS, LOG, OTEL, STDOUT, ChannelBlock
 from stream.records.artifacts import SDK_EVENT, SdkEvent
 from stream.transformers.sdk_events import log_environment
 from stream.transformers.tool_events import ToolCallCollector
@@ -218,7 +218,7 @@ def test_lines_of_another_form_are_counted_by_their_type() -> None:
 
 def test_types_without_end_take_no_memory() -> None:
     lines, records = b"".join(typed(f"{n}" + "x" * 200) for n in range(3000)), AgentRecords()
-    assert not list(records.read(ToldBlock(STDOUT, lines)))
+    assert not list(records.read_block(ChannelBlock(STDOUT, lines)))
     assert len(records.foreign_types) == 1001
     assert records.foreign_types.total() == 3000
     assert max(map(len, records.foreign_types)) == 80

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.contracts import LINES
-from stream.evidence.surface import Surface, failure, make_companion, ways_of_open
+from stream.evidence.surface import Surface, failure_name, make_companion, ways_of_open
 from stream.records.artifacts import (
     KERNEL_FILE,
     POLICY_FILE,
@@ -38,16 +38,16 @@ def surface_of(*events: RawEvent, is_reference: bool = False) -> Surface:
     details = {one.seq: one for one in records if isinstance(one, KernelDetail)}
     for one in records:
         if isinstance(one, KernelEvent):
-            surface.add_kernel(one, details.get(one.seq))
+            surface.add_kernel_event(one, details.get(one.seq))
     return surface
 
 
 def paths(*events: RawEvent) -> list[str]:
-    return surface_of(*events).surface("run").filesystem_paths
+    return surface_of(*events).surface_artifact("run").filesystem_paths
 
 
 def endpoints(*events: RawEvent) -> list[str]:
-    return surface_of(*events).surface("run").network_endpoints
+    return surface_of(*events).surface_artifact("run").network_endpoints
 
 
 def sdk(tool: str | None, **fields: Any) -> SdkEvent:
@@ -76,16 +76,16 @@ def test_the_real_archives_surfaces_follow_from_their_layers(archive: Path) -> N
             event = LINES[json.loads(line)["schema"]](line)
             for one in (surface, ours):
                 if isinstance(event, KernelEvent):
-                    one.add_kernel(event, None)
+                    one.add_kernel_event(event, None)
                 elif isinstance(event, SdkEvent):
-                    one.add_sdk(event)
+                    one.add_sdk_event(event)
                 elif isinstance(event, PolicyEvent):
-                    one.add_policy(event)
+                    one.add_policy_event(event)
     run_id = json.loads(data[SURFACE_FILE])["run_id"]
-    assert msgspec.json.encode(surface.surface(run_id)) == data[SURFACE_FILE]
+    assert msgspec.json.encode(surface.surface_artifact(run_id)) == data[SURFACE_FILE]
     # What the reference claims beyond what was done: failed opens, and probes of addresses.
-    less = ours.surface(run_id)
-    claimed = surface.surface(run_id)
+    less = ours.surface_artifact(run_id)
+    claimed = surface.surface_artifact(run_id)
     assert set(claimed.filesystem_paths) - set(less.filesystem_paths) == {
         path for path in ours.failed_paths() if path not in less.filesystem_paths
     }
@@ -103,14 +103,14 @@ def test_only_opens_that_succeeded_are_claimed() -> None:
     surface = surface_of(
         opened("/b", O_WRONLY | O_CREAT), opened("/b"), opened("/a"), failed("/c"), failed("/c", 13)
     )
-    assert surface.surface("run").filesystem_paths == ["/a", "/b"]
-    assert surface.paths() == {"/a": ["read"], "/b": ["create", "read", "write"]}
+    assert surface.surface_artifact("run").filesystem_paths == ["/a", "/b"]
+    assert surface.reached_paths() == {"/a": ["read"], "/b": ["create", "read", "write"]}
     assert surface.failed_paths() == {"/c": ["openat:EACCES", "openat:ENOENT"]}
 
 
 def test_an_open_whose_end_nobody_saw_is_not_claimed() -> None:
     surface = surface_of(opened("/a", ret=None, resolved=None))
-    assert surface.paths() == {}
+    assert surface.reached_paths() == {}
     assert surface.failed_paths() == {"/a": ["openat:unseen"]}
 
 
@@ -148,7 +148,7 @@ def test_what_changes_the_file_system_is_claimed(call: str) -> None:
         expected["/c/b"] = [f"{way}_to"]
     if way == "symlink":
         expected = {"/c/b": [way]}
-    assert surface_of(event).paths() == expected
+    assert surface_of(event).reached_paths() == expected
     assert paths(event) == sorted(expected)
     event.ret = -13
     assert paths(event) == []
@@ -183,7 +183,7 @@ def test_what_was_taken_from_another_process_is_claimed() -> None:
     file = raw("pidfd_getfd", ret=5, resolved="/etc/shadow", target=9)
     peer = raw("pidfd_getfd", ret=6, peer="1.2.3.4:443", target=9)
     surface = surface_of(file, peer, raw("ptrace", ret=0, target=9))
-    assert surface.paths() == {"/etc/shadow": ["taken"]}
+    assert surface.reached_paths() == {"/etc/shadow": ["taken"]}
     assert endpoints(file, peer) == ["1.2.3.4:443"]
     assert surface.has_connect
     assert not surface.unnamed
@@ -194,19 +194,19 @@ def test_what_was_taken_from_another_process_is_claimed() -> None:
 def test_a_queue_has_a_name_of_its_own() -> None:
     surface = surface_of(raw("mq_open", ret=3, path="orders"), raw("mq_unlink", ret=0, path="jobs"))
     assert surface.local_sockets() == ["mqueue:/jobs", "mqueue:/orders"]
-    assert surface.paths() == {}
+    assert surface.reached_paths() == {}
 
 
 def test_a_program_in_memory_is_claimed_by_no_name() -> None:
     """A descriptor's number says nothing: another file has it a moment later."""
     running = raw("exec", ret=0, path="/dev/fd/3", marks=["unreachable"])
     surface = surface_of(running)
-    assert surface.surface("run").process_execs == []
+    assert surface.surface_artifact("run").process_execs == []
     assert surface.unnamed == {"exec": 1}
     named = raw("exec", ret=0, path="/proc/self/fd/3", resolved="/srv/tool")
-    assert surface_of(named).surface("run").process_execs == ["/srv/tool"]
+    assert surface_of(named).surface_artifact("run").process_execs == ["/srv/tool"]
     inside = raw("exec", ret=0, path="/dev/fd/3/tool", base="/srv", resolved="/srv/tool")
-    assert surface_of(inside).surface("run").process_execs == ["/srv/tool"]
+    assert surface_of(inside).surface_artifact("run").process_execs == ["/srv/tool"]
 
 
 def test_a_blocked_connect_is_one_whatever_is_known_of_its_peer() -> None:
@@ -221,8 +221,10 @@ def test_a_blocked_connect_is_one_whatever_is_known_of_its_peer() -> None:
 def test_without_its_detail_a_change_is_not_claimed() -> None:
     surface = Surface()
     fields: dict[str, Any] = {"run_id": "run", "seq": 0, "pid": 7}
-    surface.add_kernel(KernelEvent(**fields, event_type=1001, kind="event_1001", value="/a"), None)
-    assert surface.surface("run").filesystem_paths == []
+    surface.add_kernel_event(
+        KernelEvent(**fields, event_type=1001, kind="event_1001", value="/a"), None
+    )
+    assert surface.surface_artifact("run").filesystem_paths == []
     assert surface.failed_paths() == {"/a": ["unlink:unseen"]}
 
 
@@ -234,9 +236,9 @@ def test_what_a_policy_blocked_is_claimed() -> None:
     )
     assert paths(*events) == ["/lib/libc.so.6"]
     assert endpoints(*events) == ["1.2.3.4:5"]
-    assert surface_of(*events).paths() == {"/lib/libc.so.6": ["blocked"]}
+    assert surface_of(*events).reached_paths() == {"/lib/libc.so.6": ["blocked"]}
     assert surface_of(*events).address_probes() == ["1.2.3.4:0"]
-    assert surface_of(*events, is_reference=True).surface("run").network_endpoints == [
+    assert surface_of(*events, is_reference=True).surface_artifact("run").network_endpoints == [
         "1.2.3.4:0",
         "1.2.3.4:5",
     ]
@@ -268,7 +270,7 @@ def test_probes_of_addresses_are_no_use_of_the_network() -> None:
         raw("connect", ret=-101, peer="[::1]:0"),
         raw("sendto", ret=-22, peer="1.2.3.4:0"),
     )
-    assert probes.surface("run").network_endpoints == []
+    assert probes.surface_artifact("run").network_endpoints == []
     assert probes.address_probes() == ["1.2.3.4:0", "[::1]:0"]
     assert (probes.has_connect, probes.has_datagram) == (False, False)
     probes.is_reference = True  # which counts them
@@ -279,7 +281,7 @@ def test_probes_of_addresses_are_no_use_of_the_network() -> None:
 @pytest.mark.parametrize("ret", [8, 0, None, -1, -101])
 def test_what_has_no_ports_is_sent_to_port_0(call: str, ret: int | None) -> None:
     surface = surface_of(raw(call, ret=ret, peer="1.2.3.4:0"))
-    assert surface.surface("run").network_endpoints == ["1.2.3.4:0"]
+    assert surface.surface_artifact("run").network_endpoints == ["1.2.3.4:0"]
     assert surface.address_probes() == []
     assert surface.has_datagram
 
@@ -287,7 +289,7 @@ def test_what_has_no_ports_is_sent_to_port_0(call: str, ret: int | None) -> None
 @pytest.mark.parametrize("ret", [None, -110, -111, -114, -115])
 def test_a_stream_that_asks_for_port_0_asks_somebody(ret: int | None) -> None:
     surface = surface_of(raw("connect", ret=ret, peer="1.2.3.4:0"))
-    assert surface.surface("run").network_endpoints == ["1.2.3.4:0"]
+    assert surface.surface_artifact("run").network_endpoints == ["1.2.3.4:0"]
     assert surface.address_probes() == []
     assert surface.has_connect
 
@@ -298,7 +300,7 @@ def test_a_peer_of_another_kind_of_network_has_no_name(peer: str) -> None:
     for event in (sent, tried, raw("connect", ret=0, peer=peer)):
         surface = surface_of(event)
         assert surface.unnamed.total() == 1
-        assert surface.surface("run").network_endpoints == surface.local_sockets() == []
+        assert surface.surface_artifact("run").network_endpoints == surface.local_sockets() == []
         assert (surface.has_connect, surface.has_datagram) == (
             event.call == "connect",
             event.call != "connect",
@@ -314,7 +316,7 @@ def test_an_open_that_nobody_followed_is_claimed_by_nothing() -> None:
     """io_uring tells the name that was given, and not where that led."""
     event = raw(ret=5, path="link", base="/srv", marks=["uring"])
     surface = surface_of(event)
-    assert surface.paths() == surface.failed_paths() == {}
+    assert surface.reached_paths() == surface.failed_paths() == {}
     assert surface.unnamed == {"openat": 1}
     event.ret = -2
     assert surface_of(event).failed_paths() == {"/srv/link": ["openat:ENOENT"]}
@@ -360,7 +362,7 @@ def test_a_second_path_is_claimed_where_the_first_is_not_known() -> None:
     for call, way in (("rename", "rename_to"), ("link", "link_to")):
         event = raw(call, ret=0, path="x", to_path="/etc/cron", marks=["walk_cut"])
         surface = surface_of(event)
-        assert surface.paths() == {"/etc/cron": [way]}
+        assert surface.reached_paths() == {"/etc/cron": [way]}
         assert surface.unnamed == {kind_of_event(EVENT_TYPES[call]): 1}
         event.ret = -13
         assert surface_of(event).failed_paths() == {"/etc/cron": [f"{way}:EACCES"]}
@@ -416,7 +418,12 @@ def test_the_files_that_ran_by_a_name() -> None:
         "/w/tool": ["/bin/id", "/bin/true"],
         "/w/both": ["/bin/id", "/w/both"],
     }
-    assert surface.surface("run").process_execs == ["/bin/id", "/w/both", "/w/tool", "/w/unknown"]
+    assert surface.surface_artifact("run").process_execs == [
+        "/bin/id",
+        "/w/both",
+        "/w/tool",
+        "/w/unknown",
+    ]
 
 
 def test_an_endpoint_that_is_no_address_is_none() -> None:
@@ -424,8 +431,8 @@ def test_an_endpoint_that_is_no_address_is_none() -> None:
     surface = Surface()
     for value in ("unix:/run/x", "", "localhost:80"):
         fields: dict[str, Any] = {"run_id": "run", "seq": 0, "pid": 7, "value": value}
-        surface.add_kernel(KernelEvent(**fields, event_type=2, kind="connect"), None)
-    assert surface.surface("run").network_endpoints == []
+        surface.add_kernel_event(KernelEvent(**fields, event_type=2, kind="connect"), None)
+    assert surface.surface_artifact("run").network_endpoints == []
 
 
 def test_programs_that_ran_are_claimed_and_others_are_not() -> None:
@@ -433,32 +440,32 @@ def test_programs_that_ran_are_claimed_and_others_are_not() -> None:
         raw("exec", ret=0, path="bin/x", base="/srv", resolved="/bin/busybox"),
         raw("execve", ret=-2, path="/usr/bin/x"),
     )
-    assert surface.surface("run").process_execs == ["/srv/bin/x"]
+    assert surface.surface_artifact("run").process_execs == ["/srv/bin/x"]
     assert surface.failed_paths() == {"/usr/bin/x": ["exec:ENOENT"]}
-    assert surface.surface("run").filesystem_paths == []
+    assert surface.surface_artifact("run").filesystem_paths == []
 
 
 def test_tools_and_decisions() -> None:
     surface, reference = Surface(), Surface(is_reference=True)
     for one in (surface, reference):
-        one.add_sdk(sdk("Read"))
-        one.add_sdk(sdk("Bash"))
-        one.add_sdk(sdk(None))
-        one.add_policy(policy("Bash", "deny"))
-        one.add_policy(policy("Write", "allow"))
-    found = surface.surface("run")
+        one.add_sdk_event(sdk("Read"))
+        one.add_sdk_event(sdk("Bash"))
+        one.add_sdk_event(sdk(None))
+        one.add_policy_event(policy("Bash", "deny"))
+        one.add_policy_event(policy("Write", "allow"))
+    found = surface.surface_artifact("run")
     assert found.mcp_tools == ["Bash", "Read", "Write"]
     assert found.policy_decisions == ["allow:Write", "deny:Bash"]
     assert surface.self_reported_tools() == ["Read"]
-    assert reference.surface("run").mcp_tools == ["Bash", "Write"]
+    assert reference.surface_artifact("run").mcp_tools == ["Bash", "Write"]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), unique=True))
 def test_sets_are_sorted_by_their_bytes(names: list[str]) -> None:
     surface = Surface()
     for name in names:
-        surface.add_reached([f"/{name}"], ways_of_open("read", []))
-    found = surface.surface("run").filesystem_paths
+        surface.add_reached_paths([f"/{name}"], ways_of_open("read", []))
+    found = surface.surface_artifact("run").filesystem_paths
     assert [path.encode() for path in found] == sorted(f"/{name}".encode() for name in names)
 
 
@@ -470,7 +477,7 @@ def test_order_and_repetition_change_nothing(events: list[RawEvent], chance: Any
     assert one.unnamed + one.unnamed == other.unnamed
     one.unnamed.clear()
     other.unnamed.clear()
-    assert one.surface("run") == other.surface("run")
+    assert one.surface_artifact("run") == other.surface_artifact("run")
     assert companion(one) == companion(other)
 
 
@@ -527,4 +534,4 @@ def test_a_companion_has_the_feeds_books() -> None:
     ],
 )
 def test_failures_have_the_names_of_linux(result: int | None, name: str) -> None:
-    assert failure(result) == name
+    assert failure_name(result) == name

@@ -815,7 +815,7 @@ def test_a_call_of_an_unknown_number_is_kept() -> None:
     line, detail = feed(Normalize("run"), [raw("event_999", ret=0, path="/work/x")])
     assert detail.path == "/work/x"
     surface = Surface()
-    surface.add_kernel(line, detail)
+    surface.add_kernel_event(line, detail)
     assert surface.unnamed == {"event_999": 1}
 
 
