@@ -84,7 +84,7 @@ def ndjson(*records: object) -> bytes:
     return b"".join(encode(record) + b"\n" for record in records)
 
 
-def opened(seq: int, path: str, run_id: str = RUN) -> KernelEvent:
+def make_open_event(seq: int, path: str, run_id: str = RUN) -> KernelEvent:
     return KernelEvent(
         run_id=run_id,
         seq=seq,
@@ -101,7 +101,7 @@ def opened(seq: int, path: str, run_id: str = RUN) -> KernelEvent:
     )
 
 
-def marker(
+def make_marker(
     seq: int, name: Any, at: int, call: str | None = None, sdk_seq: int | None = None
 ) -> Marker:
     return Marker(
@@ -116,8 +116,8 @@ def marker(
     )
 
 
-def layers() -> Files:
-    kernel = [opened(0, "/work/a"), opened(1, "/work/b")]
+def make_layers() -> Files:
+    kernel = [make_open_event(0, "/work/a"), make_open_event(1, "/work/b")]
     kernel.append(
         KernelEvent(run_id=RUN, seq=2, pid=100, event_type=1001, kind="event_1001", value="/work/a")
     )
@@ -145,17 +145,17 @@ def layers() -> Files:
             SdkEvent(run_id=RUN, seq=1, event_type="tool_call_completed", **call),
         ),
         MARKERS_FILE: ndjson(
-            marker(0, "run_started", 0),
-            marker(1, "tool_call_started", 0, "c1", 0),
-            marker(2, "tool_call_completed", 3, "c1", 1),
-            marker(3, "run_finished", 3),
+            make_marker(0, "run_started", 0),
+            make_marker(1, "tool_call_started", 0, "c1", 0),
+            make_marker(2, "tool_call_completed", 3, "c1", 1),
+            make_marker(3, "run_finished", 3),
         ),
     }
 
 
-def artifacts() -> Files:
-    """What the layers come to, as a recorder would say it."""
-    return {**judged(layers(), CAPTURE), RUNNER_FILE: framed()}
+def make_artifacts() -> Files:
+    """The artifacts that a recorder derives from the layers."""
+    return {**derive_artifacts(make_layers(), CAPTURE), RUNNER_FILE: make_runner_layer()}
 
 
 CAPTURE = RawCapture(
@@ -169,23 +169,26 @@ CAPTURE = RawCapture(
 )
 
 
-def judged(files: Files, capture: RawCapture) -> Files:
-    kernel = decoded(files[KERNEL_FILE], KernelEvent)
+def derive_artifacts(files: Files, capture: RawCapture) -> Files:
+    kernel = decode_lines(files[KERNEL_FILE], KernelEvent)
     beside_it: list[Any] = msgspec.json.Decoder(KernelDetail | Gap).decode_lines(files[DETAIL_FILE])
     details = [detail for detail in beside_it if isinstance(detail, KernelDetail)]
-    sdk, policy = decoded(files[SDK_FILE], SdkEvent), decoded(files[POLICY_FILE], PolicyEvent)
-    beside = {detail.seq: detail for detail in details}
+    sdk, policy = (
+        decode_lines(files[SDK_FILE], SdkEvent),
+        decode_lines(files[POLICY_FILE], PolicyEvent),
+    )
+    detail_of = {detail.seq: detail for detail in details}
     surface = Surface()
     for event in kernel:
-        surface.add_kernel_event(event, beside.get(event.seq))
-    for said in sdk:
-        surface.add_sdk_event(said)
+        surface.add_kernel_event(event, detail_of.get(event.seq))
+    for sdk_event in sdk:
+        surface.add_sdk_event(sdk_event)
     for decision in policy:
         surface.add_policy_event(decision)
     lines = files[DETAIL_FILE].splitlines()
     correlation = correlate_layers(
         RUN,
-        markers=decoded(files[MARKERS_FILE], Marker),
+        markers=decode_lines(files[MARKERS_FILE], Marker),
         sdk=sdk,
         policy=policy,
         events=attribution_events(files[KERNEL_FILE].splitlines(), lines),
@@ -222,11 +225,11 @@ def judged(files: Files, capture: RawCapture) -> Files:
 T = TypeVar("T")
 
 
-def decoded(data: bytes, kind: type[T]) -> list[T]:
+def decode_lines(data: bytes, kind: type[T]) -> list[T]:
     return msgspec.json.Decoder(kind).decode_lines(data)
 
 
-def framed() -> bytes:
+def make_runner_layer() -> bytes:
     return ndjson(
         RunnerStarted(
             run_id=RUN,
@@ -242,24 +245,24 @@ def framed() -> bytes:
     )
 
 
-def small(folder: Path) -> Files:
+def make_small_files(folder: Path) -> Files:
     """Every file of a small archive of a recorded run but its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
-    return recorded()
+    return make_run_files()
 
 
-def streamed() -> Files:
+def make_stream_files() -> Files:
     """The same of one that was put together of a stream."""
-    return {**layers(), **artifacts()}
+    return {**make_layers(), **make_artifacts()}
 
 
-def recorded() -> Files:
+def make_run_files() -> Files:
     change = {"kind": "file", "mode": "0644", "bytes": 1, "sha256": sha256(b"b")}
-    return sealed(
+    return update_digests(
         {
-            **streamed(),
+            **make_stream_files(),
             CHAIN_FILE: b"",
-            METADATA_FILE: document(METADATA),
+            METADATA_FILE: encode_document(METADATA),
             STDOUT_FILE: b"hello\n",
             STDERR_FILE: b"",
             DIFF_FILE: b"",
@@ -276,50 +279,55 @@ def recorded() -> Files:
                 )
             ),
             COMMANDS_FILE: ndjson(COMMAND),
-            SUMMARY_FILE: document(SUMMARY),
+            SUMMARY_FILE: encode_document(SUMMARY),
             MANIFEST_FILE: b"",
-            EVENTS_FILE: ndjson(*black_box()),
+            EVENTS_FILE: ndjson(*make_event_log()),
         }
     )
 
 
-def black_box() -> list[dict[str, Any]]:
-    """The nine events of it, as the recorder tells them."""
+def make_event_log() -> list[dict[str, Any]]:
+    """The nine events of the run, as the recorder writes them."""
     facts = msgspec.to_builtins(SUMMARY)
     process = {"pid": 100} | {name: facts[name] for name in ENDING}
-    told: dict[str, list[dict[str, Any]]] = {
-        "run_started": [of_file("metadata", METADATA_FILE)],
-        "workspace_prepared": [of_facts("workspace", mode="empty", source=None)],
+    artifacts: dict[str, list[dict[str, Any]]] = {
+        "run_started": [describe_file("metadata", METADATA_FILE)],
+        "workspace_prepared": [describe_facts("workspace", mode="empty", source=None)],
         "agent_invoked": [
-            of_facts(
+            describe_facts(
                 "process",
                 argv=METADATA.argv,
                 agent_known_by=METADATA.agent_known_by,
                 version_known_by=METADATA.version_known_by,
             )
         ],
-        "agent_completed": [of_facts("process", **process)],
+        "agent_completed": [describe_facts("process", **process)],
         "artifacts_captured": [
-            of_file("stdout_log", STDOUT_FILE, non_normative=True, total=6),
-            of_file("stderr_log", STDERR_FILE, non_normative=True, total=0),
-            of_facts("process", **process),
+            describe_file("stdout_log", STDOUT_FILE, non_normative=True, total=6),
+            describe_file("stderr_log", STDERR_FILE, non_normative=True, total=0),
+            describe_facts("process", **process),
         ],
         "fs_diff_captured": [
-            of_file(
+            describe_file(
                 "diff", DIFF_FILE, changed_count=1, inside_git=0, has_after_exit=False, **GIT_DIFF
             ),
-            of_file("changes", CHANGES_FILE),
+            describe_file("changes", CHANGES_FILE),
         ],
         "commands_observed": [
-            of_file("command_log", COMMANDS_FILE, observed_count=1, lost_calls=0, **CATEGORIES)
+            describe_file(
+                "command_log", COMMANDS_FILE, observed_count=1, lost_calls=0, **CATEGORIES
+            )
         ],
-        "run_finished": [of_file("summary", SUMMARY_FILE), of_file("manifest", MANIFEST_FILE)],
+        "run_finished": [
+            describe_file("summary", SUMMARY_FILE),
+            describe_file("manifest", MANIFEST_FILE),
+        ],
     }
     events = good_run()
     for event in events:
         event["session"]["run_id"] = RUN
         event["request"]["constraints"] = []
-        event["agent_action"]["artifacts"] = told.get(event["event_type"], [])
+        event["agent_action"]["artifacts"] = artifacts.get(event["event_type"], [])
     return events
 
 
@@ -327,29 +335,29 @@ GIT_DIFF = {"method": "git_diff", "changed_paths": ["b"]}
 CATEGORIES = {"categories_seen": ["vcs"]}
 
 
-def of_file(kind: str, name: str, **metadata: Any) -> dict[str, Any]:
-    return {**of_facts(kind, **metadata), "id": name.rpartition("/")[2], "content_ref": name}
+def describe_file(kind: str, name: str, **metadata: Any) -> dict[str, Any]:
+    return {**describe_facts(kind, **metadata), "id": name.rpartition("/")[2], "content_ref": name}
 
 
-def of_facts(kind: str, **metadata: Any) -> dict[str, Any]:
+def describe_facts(kind: str, **metadata: Any) -> dict[str, Any]:
     item = {"type": kind, "id": kind, "summary": kind, "content_ref": None, "hash": "unknown"}
     return {**item, "metadata": metadata}
 
 
-def sealed(files: Files) -> Files:
+def update_digests(files: Files) -> Files:
     """The same with every digest that there is of any of them made anew."""
     if CHAIN_FILE in files:
-        files = {**files, CHAIN_FILE: ndjson(*links_of(files))}
-    return relisted(files)
+        files = {**files, CHAIN_FILE: ndjson(*iter_links(files))}
+    return update_manifest(files)
 
 
-def relisted(files: Files) -> Files:
+def update_manifest(files: Files) -> Files:
     """The same without the chain."""
     files = dict(files)
     if EVENTS_FILE not in files or MANIFEST_FILE not in files:
         return files
     *lines, last = files[EVENTS_FILE].splitlines()
-    beginning = b"".join(rehashed(line, files) for line in lines)
+    beginning = b"".join(update_hashes(line, files) for line in lines)
     # One that lists none cannot be read, and is left so that it is found.
     with suppress(msgspec.MsgspecError):
         manifest = msgspec.json.decode(files[MANIFEST_FILE] or encode(EMPTY), type=Manifest)
@@ -359,12 +367,12 @@ def relisted(files: Files) -> Files:
             for name, data in sorted(files.items())
             if name not in (EVENTS_FILE, MANIFEST_FILE)
         ]
-        files[MANIFEST_FILE] = document(manifest)
-    files[EVENTS_FILE] = beginning + rehashed(last, files)
+        files[MANIFEST_FILE] = encode_document(manifest)
+    files[EVENTS_FILE] = beginning + update_hashes(last, files)
     return files
 
 
-def rehashed(line: bytes, files: Files) -> bytes:
+def update_hashes(line: bytes, files: Files) -> bytes:
     event = msgspec.json.decode(line)
     for item in event["agent_action"]["artifacts"]:
         data = files.get(item["content_ref"])
@@ -374,7 +382,7 @@ def rehashed(line: bytes, files: Files) -> bytes:
     return encode(event) + b"\n"
 
 
-def links_of(files: Files) -> Iterator[ChainLink]:
+def iter_links(files: Files) -> Iterator[ChainLink]:
     for name in sorted({*LAYERS, RUNNER_FILE} & {*files}):
         tally = Tally(name)
         tally.feed(files[name])
@@ -383,17 +391,17 @@ def links_of(files: Files) -> Iterator[ChainLink]:
             yield tally.link()
 
 
-def document(record: object) -> bytes:
+def encode_document(record: object) -> bytes:
     """As the recorder writes it for people."""
     return msgspec.json.format(encode(record)) + b"\n"
 
 
-def entries(files: Files) -> list[Entry]:
+def make_entries(files: Files) -> list[Entry]:
     return [Entry.of_bytes(name, data) for name, data in files.items()]
 
 
-def written(target: Path, files: Files, run_id: str = RUN) -> Path:
-    write_archive(target, entries(files), run_id, force=True)
+def write_files_as_archive(target: Path, files: Files, run_id: str = RUN) -> Path:
+    write_archive(target, make_entries(files), run_id, force=True)
     return target
 
 
@@ -416,7 +424,7 @@ class Rewritten:
         self._file.close()
 
 
-def tar_of(*items: tuple[str, bytes]) -> bytes:
+def build_tar(*items: tuple[str, bytes]) -> bytes:
     """In whatever order, twice or not: nothing is checked."""
     return b"".join(tar_entry(*item) for item in items) + 2 * ZEROS
 
@@ -425,7 +433,7 @@ def tar_entry(name: str, data: bytes) -> bytes:
     return encode_header(name.encode(), len(data)) + padded(data)
 
 
-def items_of(tar: bytes) -> list[tuple[str, bytes]]:
+def read_tar_items(tar: bytes) -> list[tuple[str, bytes]]:
     found = []
     at = 0
     while tar[at : at + BLOCK] != ZEROS:
@@ -437,23 +445,23 @@ def items_of(tar: bytes) -> list[tuple[str, bytes]]:
     return found
 
 
-def packed(tar: bytes) -> bytes:
+def compress_tar(tar: bytes) -> bytes:
     """In the gzip header of the writer, which names what follows it."""
     data = gzip.compress(tar, 1, mtime=0)[LENGTH:]
     return SEALED + seal(sha256(data)) + data
 
 
-def tar_in(archive: Path) -> bytes:
+def read_tar(archive: Path) -> bytes:
     return gzip.decompress(archive.read_bytes())
 
 
-def rules(target: Path) -> set[str]:
+def find_error_rules(target: Path) -> set[str]:
     """Of the findings that are errors."""
     return {found.rule for found in verify(target).findings if found.severity == "error"}
 
 
-def manifest_of(files: Files, run_id: str = RUN) -> bytes:
-    return encode_manifest(entries(files), run_id)
+def build_manifest(files: Files, run_id: str = RUN) -> bytes:
+    return encode_manifest(make_entries(files), run_id)
 
 
 def sha256(data: bytes) -> str:
@@ -464,9 +472,9 @@ Spoil = Callable[[Sequence[tuple[str, bytes]]], Sequence[tuple[str, bytes]]]
 MANIFEST = ARCHIVE_MANIFEST
 
 
-def run_folder(folder: Path) -> Path:
+def write_run_folder(folder: Path) -> Path:
     """Of a run that was recorded to its end, as far as an archive goes."""
-    return put(folder, recorded())
+    return write_files(folder, make_run_files())
 
 
 def pack_run(folder: Path, target: Path, checkpoint: Checkpoint = no_checkpoint) -> None:
@@ -474,14 +482,14 @@ def pack_run(folder: Path, target: Path, checkpoint: Checkpoint = no_checkpoint)
     write_archive(target, entries_of_run(folder, {}), run_id_of(folder), checkpoint=checkpoint)
 
 
-def put(folder: Path, files: Files) -> Path:
+def write_files(folder: Path, files: Files) -> Path:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
 
 
-def taken(folder: Path) -> Files:
+def read_files(folder: Path) -> Files:
     """What `put` puts there."""
     places = (place for place in folder.rglob("*") if place.is_file())
     return {str(place.relative_to(folder)): place.read_bytes() for place in places}

@@ -1,4 +1,4 @@
-"""Any beginning of a run that was cut off can be verified, and a full disk is told."""
+"""Any beginning of a run that was cut off can be verified, and a full disk is reported."""
 
 from __future__ import annotations
 
@@ -28,8 +28,16 @@ from stream.records.run import EVENTS_FILE, METADATA_FILE, STDOUT_FILE
 from stream.verify.layers import ChainChecker, describe_verified
 from stream.verify.report import VerifyReport
 from stream.verify.session import verify
-from tests.archive.samples import RUN, ndjson, opened, put, rules, run_folder, sha256
-from tests.archive.samples import recorded as run_files
+from tests.archive.samples import (
+    RUN,
+    find_error_rules,
+    make_open_event,
+    make_run_files,
+    ndjson,
+    sha256,
+    write_files,
+    write_run_folder,
+)
 
 LINES = st.lists(st.integers(0, STEP * 3 // 2).map(lambda size: b"x" * size + b"\n"), max_size=8)
 
@@ -40,13 +48,13 @@ def test_where_links_stand_is_a_matter_of_the_layer(
 ) -> None:
     whole = b"".join(lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
-    one, other, told = Tally("x"), Tally("x"), Tally("x")
+    one, other, messages = Tally("x"), Tally("x"), Tally("x")
     one.feed(whole)
     for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
         other.feed(whole[start:end])
-        told.feed(whole[start:end], whole.count(b"\n", start, end))
-    assert one.links == other.links == told.links
-    assert one.link() == other.link() == told.link()
+        messages.feed(whole[start:end], whole.count(b"\n", start, end))
+    assert one.links == other.links == messages.links
+    assert one.link() == other.link() == messages.link()
 
 
 @given(LINES)
@@ -68,37 +76,39 @@ def test_every_link_is_a_true_beginning(lines: list[bytes]) -> None:
     assert rest.rfind(b"\n") + 1 < STEP
 
 
-def kernel_lines(first: int, count: int) -> bytes:
-    return ndjson(*(opened(seq, f"/work/file{seq}") for seq in range(first, first + count)))
+def make_kernel_lines(first: int, count: int) -> bytes:
+    return ndjson(
+        *(make_open_event(seq, f"/work/file{seq}") for seq in range(first, first + count))
+    )
 
 
-def recorded(folder: Path, *, lines: int = 5000, closed: bool = True) -> LayerFiles:
+def write_layer_files(folder: Path, *, lines: int = 5000, closed: bool = True) -> LayerFiles:
     files = LayerFiles(folder)
     for first in range(0, lines, 100):
-        files.append(KERNEL_FILE, kernel_lines(first, 100), 100)
+        files.append(KERNEL_FILE, make_kernel_lines(first, 100), 100)
     if closed:
         files.close()
     return files
 
 
-def links_in(folder: Path) -> list[ChainLink]:
+def read_links(folder: Path) -> list[ChainLink]:
     data = (folder / CHAIN_FILE).read_bytes()
     return [msgspec.json.decode(line, type=ChainLink) for line in data.splitlines()]
 
 
 def test_the_files_and_their_chain(tmp_path: Path) -> None:
-    files = recorded(tmp_path)
+    files = write_layer_files(tmp_path)
     data = (tmp_path / KERNEL_FILE).read_bytes()
-    assert data == kernel_lines(0, 5000)
+    assert data == make_kernel_lines(0, 5000)
     kept = files.kept()[KERNEL_FILE]
     counted = (files.lines(KERNEL_FILE), kept.bytes, kept.sha256)
     assert counted == (5000, len(data), sha256(data))
     for name in LAYERS:
         assert (tmp_path / name).exists()
-    links = [link for link in links_in(tmp_path) if link.layer == KERNEL_FILE]
+    links = [link for link in read_links(tmp_path) if link.layer == KERNEL_FILE]
     assert len(links) == len(data) // STEP + 1
     assert links[-1].bytes == len(data)
-    assert {link.layer for link in links_in(tmp_path)} == {*LAYERS}
+    assert {link.layer for link in read_links(tmp_path)} == {*LAYERS}
     assert (files.lost, files.trouble) == ({}, "")
 
 
@@ -106,7 +116,7 @@ def test_somebody_elses_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "layers").mkdir()
     (tmp_path / "target").write_bytes(b"mine\n")
     (tmp_path / KERNEL_FILE).symlink_to(tmp_path / "target")
-    files = recorded(tmp_path)
+    files = write_layer_files(tmp_path)
     assert files.lost == {KERNEL_FILE: 5000}
     assert files.trouble == f"{tmp_path / KERNEL_FILE}: file exists"
     assert (tmp_path / "target").read_bytes() == b"mine\n"
@@ -115,10 +125,10 @@ def test_somebody_elses_file_is_left_alone(tmp_path: Path) -> None:
 _FULL = """
 import resource, signal, sys
 from pathlib import Path
-from tests.archive.test_chain import recorded
+from tests.archive.test_chain import write_layer_files
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_001, 300_001))
-files = recorded(Path(sys.argv[1]))
+files = write_layer_files(Path(sys.argv[1]))
 print(files.lost, files.trouble)
 """
 
@@ -129,18 +139,18 @@ def test_no_room_any_more(tmp_path: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     data = (tmp_path / KERNEL_FILE).read_bytes()
     lines = data.count(b"\n")
-    assert data == kernel_lines(0, lines)
+    assert data == make_kernel_lines(0, lines)
     assert 299_000 < len(data) <= 300_001
     place = tmp_path / KERNEL_FILE
     assert done.stdout == f"{{'{KERNEL_FILE}': {5000 - lines}}} {place}: file too large\n"
-    assert links_in(tmp_path)[-1].bytes <= len(data)
+    assert read_links(tmp_path)[-1].bytes <= len(data)
 
 
 _KILLED = """
 import sys
 from pathlib import Path
-from tests.archive.test_chain import recorded
-recorded(Path(sys.argv[1]), closed=False)
+from tests.archive.test_chain import write_layer_files
+write_layer_files(Path(sys.argv[1]), closed=False)
 print("now", flush=True)
 sys.stdin.read()
 """
@@ -152,14 +162,14 @@ def test_links_wait_for_room(small_disk: Callable[[str], Path]) -> None:
     room = disk / "room"
     room.write_bytes(bytes(64 << 10))
     files = LayerFiles(disk)
-    files.append(KERNEL_FILE, kernel_lines(0, 8000), 8000)
+    files.append(KERNEL_FILE, make_kernel_lines(0, 8000), 8000)
     assert 0 < files.lines(KERNEL_FILE) < 8000
     room.unlink()
     files.close()
     tally = Tally(KERNEL_FILE)
     tally.feed((disk / KERNEL_FILE).read_bytes())
     assert len(tally.links) >= 2
-    found = [link for link in links_in(disk) if link.layer == KERNEL_FILE]
+    found = [link for link in read_links(disk) if link.layer == KERNEL_FILE]
     assert found == [*tally.links, tally.link()]
 
 
@@ -167,7 +177,7 @@ def test_a_link_that_there_was_half_the_room_for(small_disk: Callable[[str], Pat
     """Its beginning is gone when it is written again, and there is no hole in its place."""
     page = os.sysconf("SC_PAGESIZE")
     disk = small_disk("16m")
-    files, data = LayerFiles(disk), kernel_lines(0, 1100)  # more than a step
+    files, data = LayerFiles(disk), make_kernel_lines(0, 1100)  # more than a step
     for _ in range(50):
         files.append(KERNEL_FILE, data, 1100)
         chain = (disk / CHAIN_FILE).read_bytes()
@@ -184,15 +194,17 @@ def test_a_link_that_there_was_half_the_room_for(small_disk: Callable[[str], Pat
     files.close()
     tally = Tally(KERNEL_FILE)
     tally.feed((disk / KERNEL_FILE).read_bytes())
-    found = [link for link in links_in(disk) if link.layer == KERNEL_FILE]
+    found = [link for link in read_links(disk) if link.layer == KERNEL_FILE]
     assert found == [*tally.links, tally.link()]
 
 
 @pytest.fixture
-def killed(tmp_path: Path) -> Path:
+def killed_run(tmp_path: Path) -> Path:
     """A run whose recorder was killed: no artifacts, no end of the chain."""
-    whole = run_files()
-    folder = put(tmp_path / "run", {name: whole[name] for name in (METADATA_FILE, STDOUT_FILE)})
+    whole = make_run_files()
+    folder = write_files(
+        tmp_path / "run", {name: whole[name] for name in (METADATA_FILE, STDOUT_FILE)}
+    )
     events = whole[EVENTS_FILE].splitlines(keepends=True)
     (folder / EVENTS_FILE).write_bytes(b"".join(events[:3]))
     argv = [sys.executable, "-c", _KILLED, str(folder)]
@@ -204,18 +216,18 @@ def killed(tmp_path: Path) -> Path:
     return folder
 
 
-def found(folder: Path) -> dict[str, str]:
+def find_messages(folder: Path) -> dict[str, str]:
     return {item.rule: item.message for item in verify(folder).findings}
 
 
 CUT_OFF = "the run was not recorded to its end: its last event is agent_invoked; "
 
 
-def test_a_killed_run(killed: Path) -> None:
-    """One finding, which says what of it can be trusted."""
-    last = links_in(killed)[-1]
-    assert 0 < (killed / KERNEL_FILE).stat().st_size - last.bytes < STEP + 300
-    (finding,) = verify(killed).findings
+def test_a_killed_run(killed_run: Path) -> None:
+    """One finding names what of it can be trusted."""
+    last = read_links(killed_run)[-1]
+    assert 0 < (killed_run / KERNEL_FILE).stat().st_size - last.bytes < STEP + 300
+    (finding,) = verify(killed_run).findings
     assert (finding.rule, finding.severity) == ("integrity.incomplete", "error")
     assert finding.message == (
         f"{CUT_OFF}the first {last.lines} lines of {KERNEL_FILE} are as they were written;"
@@ -224,70 +236,70 @@ def test_a_killed_run(killed: Path) -> None:
 
 
 @pytest.mark.parametrize("has_chain", [True, False])
-def test_a_killed_run_that_nothing_vouches_for(killed: Path, has_chain: bool) -> None:
+def test_a_killed_run_that_nothing_vouches_for(killed_run: Path, has_chain: bool) -> None:
     """Its recorder had not come to the first link; or the run has no kernel layer at all."""
     if has_chain:
-        (killed / CHAIN_FILE).write_bytes(b"")
+        (killed_run / CHAIN_FILE).write_bytes(b"")
     else:
-        (killed / CHAIN_FILE).unlink()
-        (killed / KERNEL_FILE).unlink()
+        (killed_run / CHAIN_FILE).unlink()
+        (killed_run / KERNEL_FILE).unlink()
     why = "its chain has no link that fits" if has_chain else "there is no chain"
     unknown = f"nothing shows that what was recorded until then is as it was written: {why}"
-    assert found(killed) == {"integrity.incomplete": f"{CUT_OFF}{unknown}"}
+    assert find_messages(killed_run) == {"integrity.incomplete": f"{CUT_OFF}{unknown}"}
 
 
 @pytest.mark.parametrize("name", [EVENTS_FILE, METADATA_FILE])
-def test_what_every_run_has_is_missing(killed: Path, name: str) -> None:
-    (killed / name).unlink()
-    assert f"there is no {name}; " in found(killed)["integrity.incomplete"]
+def test_what_every_run_has_is_missing(killed_run: Path, name: str) -> None:
+    (killed_run / name).unlink()
+    assert f"there is no {name}; " in find_messages(killed_run)["integrity.incomplete"]
 
 
-def test_a_run_that_ended_and_lost_its_artifacts(killed: Path) -> None:
+def test_a_run_that_ended_and_lost_its_artifacts(killed_run: Path) -> None:
     """That it was cut off is not why they are missing, nor why the chain is too short."""
-    whole = run_folder(killed.parent / "whole")
-    (killed / EVENTS_FILE).write_bytes((whole / EVENTS_FILE).read_bytes())
-    os.truncate(killed / KERNEL_FILE, (killed / KERNEL_FILE).stat().st_size - 5)
-    told = found(killed)
-    assert told.keys() == {
+    whole = write_run_folder(killed_run.parent / "whole")
+    (killed_run / EVENTS_FILE).write_bytes((whole / EVENTS_FILE).read_bytes())
+    os.truncate(killed_run / KERNEL_FILE, (killed_run / KERNEL_FILE).stat().st_size - 5)
+    messages = find_messages(killed_run)
+    assert messages.keys() == {
         *("integrity.incomplete", "integrity.unlinked", "integrity.torn", "contract.listed"),
     }
-    assert "no capability-surface.json, no " in told["integrity.incomplete"]
-    more = (killed / KERNEL_FILE).stat().st_size - links_in(killed)[-1].bytes
+    assert "no capability-surface.json, no " in messages["integrity.incomplete"]
+    more = (killed_run / KERNEL_FILE).stat().st_size - read_links(killed_run)[-1].bytes
     message = f"{KERNEL_FILE}: no link covers its last {more} bytes"
-    assert told["integrity.unlinked"] == message
+    assert messages["integrity.unlinked"] == message
 
 
-def test_the_beginning_of_a_killed_run_is_vouched_for(killed: Path) -> None:
-    path = killed / KERNEL_FILE
+def test_the_beginning_of_a_killed_run_is_vouched_for(killed_run: Path) -> None:
+    path = killed_run / KERNEL_FILE
     data = bytearray(path.read_bytes())
     place = data.index(b'/work/file7"')
     data[place + 1 : place + 5] = b"mine"
     path.write_bytes(data)
-    assert "are not what they were" in found(killed)["integrity.chain"]
+    assert "are not what they were" in find_messages(killed_run)["integrity.chain"]
 
 
-def link_lines(*tallies: Tally) -> bytes:
+def encode_links(*tallies: Tally) -> bytes:
     return ndjson(*(link for tally in tallies for link in tally.links))
 
 
-def tallied(layer: str, data: bytes) -> Tally:
+def tally_data(layer: str, data: bytes) -> Tally:
     tally = Tally(layer)
     tally.feed(data)
     return tally
 
 
 @given(LINES, st.data())
-def test_what_is_said_to_be_as_it_was_written_is(lines: list[bytes], data: st.DataObject) -> None:
+def test_what_is_reported_as_intact_is_intact(lines: list[bytes], data: st.DataObject) -> None:
     """Wherever the layer and its chain were cut off, and whatever was changed in the layer."""
     whole = b"".join(lines)
-    chain = link_lines(tallied(KERNEL_FILE, whole))
+    chain = encode_links(tally_data(KERNEL_FILE, whole))
     rest = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
     if rest and data.draw(st.booleans()):
         rest[data.draw(st.integers(0, len(rest) - 1))] ^= 1
     links = ChainChecker(VerifyReport("x", Limits(), False))
     links.feed(chain[: data.draw(st.integers(0, len(chain)))])
     links.finish()
-    tallies = {KERNEL_FILE: tallied(KERNEL_FILE, bytes(rest))}
+    tallies = {KERNEL_FILE: tally_data(KERNEL_FILE, bytes(rest))}
     wrong = {fault.rule for _, fault in links.compare_links(tallies, is_whole=False)}
     link = links.verified.get(KERNEL_FILE)
     if link is not None:
@@ -299,9 +311,9 @@ def test_what_is_said_to_be_as_it_was_written_is(lines: list[bytes], data: st.Da
 
 
 def test_several_layers_that_were_cut_off() -> None:
-    kernel = tallied(KERNEL_FILE, b"x" * STEP + b"\n1\n2\n")
-    detail = tallied(DETAIL_FILE, b"x" * STEP + b"\n1\n")
-    sdk, policy = tallied(SDK_FILE, b"1\n"), tallied(POLICY_FILE, b"")
+    kernel = tally_data(KERNEL_FILE, b"x" * STEP + b"\n1\n2\n")
+    detail = tally_data(DETAIL_FILE, b"x" * STEP + b"\n1\n")
+    sdk, policy = tally_data(SDK_FILE, b"1\n"), tally_data(POLICY_FILE, b"")
     tallies = {tally.layer: tally for tally in (kernel, detail, sdk, policy)}
     verified = {tally.layer: tally.links[-1] for tally in (kernel, detail)}
     assert describe_verified(tallies, verified, [SDK_FILE]) == (
@@ -311,27 +323,29 @@ def test_several_layers_that_were_cut_off() -> None:
     )
 
 
-def test_a_layer_that_was_cut(killed: Path) -> None:
-    path = killed / KERNEL_FILE
-    *_, before, last = links_in(killed)
+def test_a_layer_that_was_cut(killed_run: Path) -> None:
+    path = killed_run / KERNEL_FILE
+    *_, before, last = read_links(killed_run)
     os.truncate(path, last.bytes - 500)
-    told = found(killed)
-    assert told.keys() == {"integrity.chain", "integrity.incomplete"}
-    assert "has only" in told["integrity.chain"]
-    assert f"the first {before.lines} lines of {KERNEL_FILE} are" in told["integrity.incomplete"]
+    messages = find_messages(killed_run)
+    assert messages.keys() == {"integrity.chain", "integrity.incomplete"}
+    assert "has only" in messages["integrity.chain"]
+    assert (
+        f"the first {before.lines} lines of {KERNEL_FILE} are" in messages["integrity.incomplete"]
+    )
 
 
-def test_a_torn_last_line(killed: Path) -> None:
-    path = killed / KERNEL_FILE
+def test_a_torn_last_line(killed_run: Path) -> None:
+    path = killed_run / KERNEL_FILE
     os.truncate(path, path.stat().st_size - 5)
-    with (killed / CHAIN_FILE).open("ab") as file:
+    with (killed_run / CHAIN_FILE).open("ab") as file:
         file.write(b'{"schema":"stream.ch')
-    with (killed / EVENTS_FILE).open("ab") as file:
+    with (killed_run / EVENTS_FILE).open("ab") as file:
         file.write(b'{"event_id":"to')
-    told = found(killed)
-    assert told.keys() == {"integrity.incomplete"}
+    messages = find_messages(killed_run)
+    assert messages.keys() == {"integrity.incomplete"}
     torn = f"; the last line of {KERNEL_FILE} has no end"
-    assert told["integrity.incomplete"].endswith(torn)
+    assert messages["integrity.incomplete"].endswith(torn)
 
 
 @pytest.mark.parametrize(
@@ -345,33 +359,33 @@ def test_a_torn_last_line(killed: Path) -> None:
     ],
 )
 def test_every_field_of_every_link(tmp_path: Path, field: str, value: object) -> None:
-    folder = run_folder(tmp_path / "run")
-    assert rules(folder) == set()
+    folder = write_run_folder(tmp_path / "run")
+    assert find_error_rules(folder) == set()
     chain = folder / CHAIN_FILE
-    links = links_in(folder)
+    links = read_links(folder)
     for number, link in enumerate(links):
         if getattr(link, field) == value:
             continue
         changed = msgspec.structs.replace(link, **{field: value})
         chain.write_bytes(ndjson(*links[:number], changed, *links[number + 1 :]))
-        assert "integrity.chain" in rules(folder), link
+        assert "integrity.chain" in find_error_rules(folder), link
     chain.write_bytes(ndjson(*links))
-    assert rules(folder) == set()
+    assert find_error_rules(folder) == set()
     assert RUN in (folder / KERNEL_FILE).read_text()
 
 
 def test_links_that_are_missing_or_in_another_order(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     for name in LAYERS:
         (folder / name).unlink()
     (folder / CHAIN_FILE).unlink()
-    recorded(folder)
-    links = links_in(folder)
+    write_layer_files(folder)
+    links = read_links(folder)
     kernel = [link for link in links if link.layer == KERNEL_FILE]
     assert len(kernel) > 2
     (folder / CHAIN_FILE).write_bytes(ndjson(*kernel[:-1]))
-    assert "integrity.chain" in rules(folder)
+    assert "integrity.chain" in find_error_rules(folder)
     (folder / CHAIN_FILE).write_bytes(ndjson(*reversed(kernel)))
-    assert "integrity.chain" in rules(folder)
+    assert "integrity.chain" in find_error_rules(folder)
     (folder / CHAIN_FILE).write_bytes(ndjson(*links))
-    assert "integrity.chain" not in rules(folder)
+    assert "integrity.chain" not in find_error_rules(folder)

@@ -11,7 +11,12 @@ import pytest
 from stream.archive.reader import Limits
 from stream.records.artifacts import KERNEL_FILE
 from stream.verify.report import RULES
-from tests.archive.samples import ARCHIVES, run_folder, small, written
+from tests.archive.samples import (
+    ARCHIVES,
+    make_small_files,
+    write_files_as_archive,
+    write_run_folder,
+)
 from tests.cli.command import Place
 from tests.cli.conftest import place
 
@@ -19,22 +24,22 @@ __all__ = ["place"]
 
 
 def test_yes_no_and_unusable(place: Place) -> None:
-    files = small(place.root / "run")
-    good = written(place.root / "good.tar.gz", files)
+    files = make_small_files(place.root / "run")
+    good = write_files_as_archive(place.root / "good.tar.gz", files)
     done = place.stream("verify", good)
     assert (done.code, done.out) == (0, b"")
     assert done.err == (
         f"verify: verified: {len(files)} files, 30 lines,"
         f" {sum(map(len, files.values()))} bytes; 0 findings\n"
     )
-    bad = written(place.root / "bad.tar.gz", {**files, KERNEL_FILE: b"{}\n"})
+    bad = write_files_as_archive(place.root / "bad.tar.gz", {**files, KERNEL_FILE: b"{}\n"})
     done = place.stream("verify", bad)
     assert done.code == 1
-    told = [json.loads(line) for line in done.out.splitlines()]
-    assert {"contract.line"} <= {item["rule"] for item in told}
-    assert {item["schema"] for item in told} == {"stream.finding.v1"}
+    findings = [json.loads(line) for line in done.out.splitlines()]
+    assert {"contract.line"} <= {item["rule"] for item in findings}
+    assert {item["schema"] for item in findings} == {"stream.finding.v1"}
     assert f"{bad}/{KERNEL_FILE}:1: " in done.err
-    assert done.err.endswith(f"{len(told)} findings\n")
+    assert done.err.endswith(f"{len(findings)} findings\n")
     (place.root / "folder" / "x").mkdir(parents=True)
     (place.root / "file").write_text("x")
     for name in ("none", "folder", "file"):
@@ -52,7 +57,7 @@ def test_the_references_own(place: Place, path: Path) -> None:
 
 
 def test_a_run_there_and_back(place: Place) -> None:
-    folder = run_folder(place.root / "run")
+    folder = write_run_folder(place.root / "run")
     target = place.root / "a.tar.gz"
     done = place.stream("archive", folder, "-o", target)
     assert (done.code, done.out) == (0, b"")
@@ -68,7 +73,7 @@ def test_a_run_there_and_back(place: Place) -> None:
 @pytest.mark.parametrize("spoil", ["events.jsonl", "artifacts/manifest.json", KERNEL_FILE])
 def test_a_run_that_was_not_recorded_to_its_end(place: Place, spoil: str) -> None:
     """A full disk leaves what a killed recorder does: no archive of it could be verified."""
-    folder = run_folder(place.root / "run")
+    folder = write_run_folder(place.root / "run")
     if spoil == "events.jsonl":
         whole = (folder / spoil).read_bytes().splitlines(keepends=True)
         (folder / spoil).write_bytes(b"".join(whole[:-1]))
@@ -76,13 +81,13 @@ def test_a_run_that_was_not_recorded_to_its_end(place: Place, spoil: str) -> Non
         (folder / spoil).unlink()
     target = place.root / "a.tar.gz"
     done = place.stream("archive", folder, "-o", target)
-    said = f"stream: {folder}: it was not recorded to its end: see `stream verify`\n"
-    assert (done.code, done.err) == (2, said)
+    message = f"stream: {folder}: it was not recorded to its end: see `stream verify`\n"
+    assert (done.code, done.err) == (2, message)
     assert not target.exists()
 
 
 def test_nothing_but_a_file_is_replaced(place: Place) -> None:
-    folder = run_folder(place.root / "run")
+    folder = write_run_folder(place.root / "run")
     target = place.root / "fifo"
     os.mkfifo(target)
     for force in ((), ("--force",)):
@@ -92,8 +97,8 @@ def test_nothing_but_a_file_is_replaced(place: Place) -> None:
     assert target.is_fifo()
 
 
-def test_what_the_recorder_lost_is_said(place: Place) -> None:
-    folder = run_folder(place.root / "run")
+def test_what_the_recorder_lost_is_reported(place: Place) -> None:
+    folder = write_run_folder(place.root / "run")
     summary = json.loads((folder / "artifacts/summary.json").read_bytes())
     lost = "artifacts/x: no space left on device"
     (folder / "artifacts/summary.json").write_text(json.dumps({**summary, "incomplete": [lost]}))
@@ -104,11 +109,11 @@ def test_what_the_recorder_lost_is_said(place: Place) -> None:
 
 @pytest.mark.parametrize("where", ["run/artifacts/a.tar.gz", "link/a.tar.gz", "run/a.tar.gz"])
 def test_an_archive_does_not_go_into_its_run(place: Place, where: str) -> None:
-    folder = run_folder(place.root / "run")
+    folder = write_run_folder(place.root / "run")
     (place.root / "link").symlink_to(folder / "layers")
     done = place.stream("archive", folder, "-o", place.root / where)
-    said = "it would lie inside of the run that it is made of"
-    assert (done.code, done.err) == (2, f"stream: {place.root / where}: {said}\n")
+    message = "it would lie inside of the run that it is made of"
+    assert (done.code, done.err) == (2, f"stream: {place.root / where}: {message}\n")
     assert place.stream("verify", folder).code == 0
 
 
@@ -135,7 +140,7 @@ def test_what_was_just_recorded(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["verify"], "an archive or the folder of a run is missing"),
         (["verify", "x", "--max-line", "much"], "'much' is not a size such as 500M or 8G"),
@@ -146,10 +151,10 @@ def test_what_was_just_recorded(place: Place) -> None:
         (["archive", "workspace", "-o", "no/where/y"], "stream: "),
     ],
 )
-def test_misuse(place: Place, words: list[str], said: str) -> None:
+def test_misuse(place: Place, words: list[str], message: str) -> None:
     done = place.stream(*words, cwd=place.root)
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
     assert done.out == b""
 
 

@@ -34,19 +34,19 @@ from tests.archive.samples import (
     SUMMARY,
     Files,
     Rewritten,
-    document,
-    items_of,
-    packed,
-    put,
-    recorded,
-    rules,
-    run_folder,
-    sealed,
-    small,
+    build_tar,
+    compress_tar,
+    encode_document,
+    find_error_rules,
+    make_run_files,
+    make_small_files,
+    read_tar,
+    read_tar_items,
     tar_entry,
-    tar_in,
-    tar_of,
-    written,
+    update_digests,
+    write_files,
+    write_files_as_archive,
+    write_run_folder,
 )
 from tests.sweeping import every, thorough
 
@@ -55,35 +55,35 @@ OTHERS: tuple[Any, ...] = (None, 10**6, "other")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return small(tmp_path_factory.mktemp("small"))
+    return make_small_files(tmp_path_factory.mktemp("small"))
 
 
-def variants(value: Any) -> Iterator[Any]:
+def iter_variants(value: Any) -> Iterator[Any]:
     """The same with one thing in it changed, dropped or added."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield {name: item for name, item in value.items() if name != key}
-            for other in (*variants(inner), *(o for o in OTHERS if o != inner)):
+            for other in (*iter_variants(inner), *(o for o in OTHERS if o != inner)):
                 yield {**value, key: other}
         yield {**value, "more": 1}
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield value[:index] + value[index + 1 :]
-            for other in variants(inner):
+            for other in iter_variants(inner):
                 yield [*value[:index], other, *value[index + 1 :]]
         yield [*value, "more"]
     else:
         yield from (other for other in OTHERS if other != value or type(other) is not type(value))
 
 
-def changed_files(name: str, data: bytes) -> Iterator[bytes]:
+def iter_changed(name: str, data: bytes) -> Iterator[bytes]:
     if name.endswith(".json"):
-        for value in variants(json.loads(data)):
+        for value in iter_variants(json.loads(data)):
             yield json.dumps(value, separators=(",", ":")).encode()
     else:
         lines = data.splitlines()
         for index, line in enumerate(lines):
-            for value in variants(json.loads(line)):
+            for value in iter_variants(json.loads(line)):
                 text = json.dumps(value, separators=(",", ":")).encode()
                 yield b"".join(one + b"\n" for one in (*lines[:index], text, *lines[index + 1 :]))
 
@@ -93,17 +93,17 @@ def test_every_field_of_every_artifact_is_held_by_its_digest(
     files: Files, tmp_path: Path, step: int
 ) -> None:
     """Where the manifest is left as it was. Where it is not: see test_rewritten_evidence."""
-    items = items_of(tar_in(written(tmp_path / "good.tar.gz", files)))
+    items = read_tar_items(read_tar(write_files_as_archive(tmp_path / "good.tar.gz", files)))
     count = 0
     with Rewritten(tmp_path / "x.tar.gz") as target:
         for place, (name, data) in enumerate(items):
             before = b"".join(tar_entry(*item) for item in items[:place])
-            after = tar_of(*items[place + 1 :])
-            others = () if name.startswith("artifacts/") else changed_files(name, data)
+            after = build_tar(*items[place + 1 :])
+            others = () if name.startswith("artifacts/") else iter_changed(name, data)
             for other in islice(others, 0, None, step):
                 if other != data:
                     tar = before + tar_entry(name, other) + after
-                    assert rules(target.put(packed(tar))), (name, other)
+                    assert find_error_rules(target.put(compress_tar(tar))), (name, other)
                     count += 1
     assert count > 1500 // step
 
@@ -128,8 +128,8 @@ def test_a_field_that_is_missing_or_of_another_kind(files: Files, tmp_path: Path
             for spoiled in (without, {**value, key: {}}, {**value, key: ["x"]}):
                 text = json.dumps(spoiled, separators=(",", ":")).encode()
                 whole = text if is_document else b"\n".join((text, *lines[1:], b""))
-                written(target, {**files, name: whole})
-                assert rules(target), (name, spoiled)
+                write_files_as_archive(target, {**files, name: whole})
+                assert find_error_rules(target), (name, spoiled)
 
 
 SPOILED = [
@@ -168,24 +168,26 @@ SPOILED = [
 
 
 @pytest.mark.parametrize(("name", "old", "new", "rule", "path"), SPOILED)
-def test_what_is_said_of_it(
+def test_each_spoiled_file_has_its_finding(
     files: Files, tmp_path: Path, name: str, old: bytes, new: bytes, rule: str, path: str | None
 ) -> None:
     assert old in files[name]
     spoiled = files[name].replace(old, new, 1)
-    target = written(tmp_path / "x.tar.gz", {**files, name: spoiled})
-    told = [item for item in verify(target).findings if item.rule == rule]
-    assert told
-    assert told[0].source == f"{target}/{name}"
+    target = write_files_as_archive(tmp_path / "x.tar.gz", {**files, name: spoiled})
+    findings = [item for item in verify(target).findings if item.rule == rule]
+    assert findings
+    assert findings[0].source == f"{target}/{name}"
     if path is not None:
-        assert told[0].path == path
+        assert findings[0].path == path
 
 
 def test_a_clean_correlation_of_nothing_is_a_warning(files: Files, tmp_path: Path) -> None:
     report = json.loads(files[CORRELATION_FILE])
     spoiled = json.dumps({**report, "bindings": []}, separators=(",", ":")).encode()
-    book = verify(written(tmp_path / "x.tar.gz", {**files, CORRELATION_FILE: spoiled}))
-    assert ("contract.unbound", "warning") in [(it.rule, it.severity) for it in book.findings]
+    report = verify(
+        write_files_as_archive(tmp_path / "x.tar.gz", {**files, CORRELATION_FILE: spoiled})
+    )
+    assert ("contract.unbound", "warning") in [(it.rule, it.severity) for it in report.findings]
 
 
 CLASSES = ("integrity", "contract", "limit", "security", "packing")
@@ -206,21 +208,21 @@ def test_every_rule_has_a_sentence_and_a_class() -> None:
 def test_nothing_makes_it_fall_over(tmp_path_factory: Any, data: st.DataObject) -> None:
     folder = tmp_path_factory.getbasetemp() / "any"
     folder.mkdir(exist_ok=True)
-    files = small(tmp_path_factory.mktemp("small"))
+    files = make_small_files(tmp_path_factory.mktemp("small"))
     name = data.draw(st.sampled_from(sorted(files)))
     whole = files[name]
     cut = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(cut, min(len(whole), cut + 20)))
     more = data.draw(st.binary(max_size=8) | st.sampled_from([b"[", b"\xff", b"\\ud800", b"1e999"]))
     files[name] = whole[:cut] + more + whole[end:]
-    verify(written(folder / "x.tar.gz", files))
+    verify(write_files_as_archive(folder / "x.tar.gz", files))
 
 
 @settings(max_examples=100)
 @given(st.binary(max_size=3000))
 def test_any_tar_at_all(tmp_path_factory: Any, data: bytes) -> None:
     target = tmp_path_factory.getbasetemp() / "any.tar.gz"
-    target.write_bytes(packed(data))
+    target.write_bytes(compress_tar(data))
     with suppress(InputError):  # no tar
         assert verify(target).errors
 
@@ -229,57 +231,57 @@ def test_any_tar_at_all(tmp_path_factory: Any, data: bytes) -> None:
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
-    book = verify(run_folder(tmp_path / "run"))
-    assert book.findings == []
+    report = verify(write_run_folder(tmp_path / "run"))
+    assert report.findings == []
 
 
 def test_a_workspace_is_not_looked_into(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     (folder / "workspace").mkdir()
     (folder / "workspace" / "x").symlink_to("/")
     assert verify(folder).findings == []
 
 
 def test_a_run_without_kernel_evidence(tmp_path: Path) -> None:
-    files = {name: data for name, data in recorded().items() if name not in EVIDENCE_FILES}
-    told = dict.fromkeys(
+    files = {name: data for name, data in make_run_files().items() if name not in EVIDENCE_FILES}
+    findings = dict.fromkeys(
         (*("kernel_layer", "kernel_events", "kernel_lost"), *("tool_calls", "correlation"))
     )
-    files[SUMMARY_FILE] = document(replace(SUMMARY, **told, cgroup_correlation=None))
-    folder = put(tmp_path / "run", sealed(files))
-    book = verify(folder)
-    assert (book.errors, [item.rule for item in book.findings]) == (0, ["contract.evidence"])
+    files[SUMMARY_FILE] = encode_document(replace(SUMMARY, **findings, cgroup_correlation=None))
+    folder = write_files(tmp_path / "run", update_digests(files))
+    report = verify(folder)
+    assert (report.errors, [item.rule for item in report.findings]) == (0, ["contract.evidence"])
 
 
 @pytest.mark.parametrize("name", [HEALTH_FILE, SURFACE_FILE, KERNEL_FILE, "metadata.json"])
 def test_a_run_that_lacks_something(tmp_path: Path, name: str) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     (folder / name).unlink()
-    assert "integrity.incomplete" in rules(folder)
+    assert "integrity.incomplete" in find_error_rules(folder)
 
 
 @pytest.mark.parametrize("name", [KERNEL_FILE, DETAIL_FILE, STDERR_FILE, "layers"])
 def test_a_link_is_found_where_it_is(tmp_path: Path, name: str) -> None:
-    """And all else is looked at, and said to be there."""
-    folder = run_folder(tmp_path / "run")
+    """And all other files are verified, and listed as present."""
+    folder = write_run_folder(tmp_path / "run")
     (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")
     surface = folder / SURFACE_FILE
     surface.write_bytes(surface.read_bytes().replace(b"run_1", b"run_2"))
-    told = {item.rule: item.message for item in verify(folder).findings}
-    assert told["security.type"].endswith(f"{name}: a link, not a regular file")
-    assert "contract.run_id" in told
+    findings = {item.rule: item.message for item in verify(folder).findings}
+    assert findings["security.type"].endswith(f"{name}: a link, not a regular file")
+    assert "contract.run_id" in findings
     if name != "layers":
-        assert "integrity.incomplete" not in told
+        assert "integrity.incomplete" not in findings
 
 
 def test_a_changed_artifact(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     (folder / "artifacts" / "claude_stdout.txt").write_text("other")
-    told = {item.message for item in verify(folder).findings if item.rule == "contract.listed"}
-    assert "artifacts/claude_stdout.txt is not what was hashed" in told
+    findings = {item.message for item in verify(folder).findings if item.rule == "contract.listed"}
+    assert "artifacts/claude_stdout.txt is not what was hashed" in findings
     (folder / "artifacts" / "claude_stdout.txt").unlink()
-    assert "contract.listed" in rules(folder)
+    assert "contract.listed" in find_error_rules(folder)
 
 
 @pytest.mark.parametrize(
@@ -296,21 +298,27 @@ def test_a_changed_artifact(tmp_path: Path) -> None:
     ],
 )
 def test_events_are_held_to_their_rules(tmp_path: Path, old: bytes, new: bytes, rule: str) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     path = folder / "events.jsonl"
     path.write_bytes(path.read_bytes().replace(old, new))
-    assert any(found.startswith(rule) for found in rules(folder)), rules(folder)
+    assert any(found.startswith(rule) for found in find_error_rules(folder)), find_error_rules(
+        folder
+    )
 
 
 def test_the_profile_of_the_run_counts(tmp_path: Path) -> None:
-    files = {name: data.replace(b'"claude-code"', b'"codex"') for name, data in recorded().items()}
-    assert rules(put(tmp_path / "one", sealed(files))) == set()
+    files = {
+        name: data.replace(b'"claude-code"', b'"codex"') for name, data in make_run_files().items()
+    }
+    assert find_error_rules(write_files(tmp_path / "one", update_digests(files))) == set()
     files[METADATA_FILE] = files[METADATA_FILE].replace(b'"agents"', b'"poc"')
-    assert rules(put(tmp_path / "other", sealed(files))) == {"contract.agent"}
+    assert find_error_rules(write_files(tmp_path / "other", update_digests(files))) == {
+        "contract.agent"
+    }
 
 
 def test_a_listing_of_the_run_itself(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     out = folder / STDERR_FILE
     digest = "sha256:" + "0" * 64
     listing = {
@@ -320,8 +328,8 @@ def test_a_listing_of_the_run_itself(tmp_path: Path) -> None:
         "files": [{"path": STDERR_FILE, "bytes": out.stat().st_size, "sha256": digest}],
     }
     (folder / "artifacts" / "manifest.json").write_text(json.dumps(listing))
-    told = [item.message for item in verify(folder).findings if item.rule == "contract.listed"]
-    assert "artifacts/claude_stderr.txt is not what was hashed" in told
-    assert "the first 5 bytes are not what the run lists" in told
-    assert "artifacts/claude_stdout.txt is not listed" in told
-    assert ARCHIVE_MANIFEST not in told
+    findings = [item.message for item in verify(folder).findings if item.rule == "contract.listed"]
+    assert "artifacts/claude_stderr.txt is not what was hashed" in findings
+    assert "the first 5 bytes are not what the run lists" in findings
+    assert "artifacts/claude_stdout.txt is not listed" in findings
+    assert ARCHIVE_MANIFEST not in findings

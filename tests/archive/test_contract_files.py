@@ -31,18 +31,18 @@ from stream.verify.session import verify
 from tests.archive.samples import (
     RUN,
     Files,
+    derive_artifacts,
     encode,
-    framed,
-    judged,
-    layers,
+    find_error_rules,
+    make_layers,
+    make_open_event,
+    make_run_files,
+    make_runner_layer,
+    make_stream_files,
     ndjson,
-    opened,
-    recorded,
-    rules,
-    streamed,
-    written,
+    write_files_as_archive,
 )
-from tests.archive.test_rewritten_evidence import rich
+from tests.archive.test_rewritten_evidence import make_rich_files
 from tests.cli.command import Place
 from tests.cli.conftest import place
 from tests.core.properties import feed
@@ -69,41 +69,53 @@ CAPTURED = RawCapture(
 )
 
 
-def seven(files: Files) -> Files:
+def keep_contract_files(files: Files) -> Files:
     return {name: files[name] for name in V0_FILES}
 
 
-def traced() -> Files:
-    return {**layers(), **judged(layers(), TRACED), RUNNER_FILE: framed()}
+def make_traced_files() -> Files:
+    return {
+        **make_layers(),
+        **derive_artifacts(make_layers(), TRACED),
+        RUNNER_FILE: make_runner_layer(),
+    }
 
 
 OURS: dict[str, Callable[[], Files]] = {
-    "recorded": recorded,
-    "streamed": streamed,
-    "rich": rich,
-    "lossy": lambda: rich(lost=3),
-    "traced": traced,
+    "recorded": make_run_files,
+    "streamed": make_stream_files,
+    "rich": make_rich_files,
+    "lossy": lambda: make_rich_files(lost=3),
+    "traced": make_traced_files,
 }
 
 
 @pytest.mark.parametrize("which", OURS)
 def test_what_is_left_of_an_archive_of_ours(which: str, tmp_path: Path) -> None:
-    """Nobody has changed it: it is less, and what it says still holds."""
-    assert rules(written(tmp_path / "a.tar.gz", seven(OURS[which]()))) == set()
+    """Nobody has changed it: there is less of it, and what it states still holds."""
+    assert (
+        find_error_rules(
+            write_files_as_archive(tmp_path / "a.tar.gz", keep_contract_files(OURS[which]()))
+        )
+        == set()
+    )
 
 
 def test_work_between_calls_is_no_ambiguity_in_any_form(tmp_path: Path) -> None:
-    """It is counted beside the report, which is clean."""
-    files = layers()
-    files[KERNEL_FILE] += ndjson(opened(3, "/work/later"))
+    """It is counted outside of the report, which is clean."""
+    files = make_layers()
+    files[KERNEL_FILE] += ndjson(make_open_event(3, "/work/later"))
     *markers, end = files[MARKERS_FILE].splitlines(keepends=True)
     files[MARKERS_FILE] = b"".join((*markers, end.replace(b'"at":3', b'"at":4')))
-    whole = {**files, **judged(files, CAPTURED), RUNNER_FILE: framed()}
-    told = json.loads(whole[CORRELATION_FILE])
-    assert (told["status"], told["ambiguities"]) == ("clean", [])
+    whole = {**files, **derive_artifacts(files, CAPTURED), RUNNER_FILE: make_runner_layer()}
+    findings = json.loads(whole[CORRELATION_FILE])
+    assert (findings["status"], findings["ambiguities"]) == ("clean", [])
     assert json.loads(whole[COMPANION_FILE])["unbound"] == {"openat": 1}
-    assert rules(written(tmp_path / "a.tar.gz", whole)) == set()
-    assert rules(written(tmp_path / "b.tar.gz", seven(whole))) == set()
+    assert find_error_rules(write_files_as_archive(tmp_path / "a.tar.gz", whole)) == set()
+    assert (
+        find_error_rules(write_files_as_archive(tmp_path / "b.tar.gz", keep_contract_files(whole)))
+        == set()
+    )
     found = diff(*(read_evidence(str(tmp_path / f"{name}.tar.gz")) for name in "ab"))
     assert (found.status, is_anything_unbound(found)) == ("clean", True)
 
@@ -113,9 +125,9 @@ def test_work_between_calls_is_no_ambiguity_in_any_form(tmp_path: Path) -> None:
 CALL = {"run_id": RUN, "source": "x", "tool": "Read"}
 
 
-def foreign() -> Files:
+def make_reference_files() -> Files:
     """As the reference would write it: one decision, one binding over the whole run."""
-    kernel = [opened(0, "/work/a")]
+    kernel = [make_open_event(0, "/work/a")]
     sdk = [
         {"schema": "assay.runner.sdk_event.v0", **CALL, "seq": seq, "event_type": name}
         for seq, name in enumerate(("tool_call_started", "tool_call_completed"))
@@ -159,8 +171,8 @@ def foreign() -> Files:
     }
     return {
         SURFACE_FILE: encode(surface),
-        CORRELATION_FILE: encode(report(binding("c1"))),
-        RUNNER_FILE: framed(),
+        CORRELATION_FILE: encode(make_report(make_binding("c1"))),
+        RUNNER_FILE: make_runner_layer(),
         KERNEL_FILE: ndjson(*kernel),
         POLICY_FILE: ndjson(decision),
         SDK_FILE: ndjson(*({**one, "tool_call_id": "c1"} for one in sdk)),
@@ -168,19 +180,21 @@ def foreign() -> Files:
     }
 
 
-def binding(call: str, start: str = "run_started", end: str = "run_finished") -> dict[str, Any]:
+def make_binding(
+    call: str, start: str = "run_started", end: str = "run_finished"
+) -> dict[str, Any]:
     window = {"start": start, "end": end}
     decision = "allow" if call == "c1" else None
     more = {"policy_decision": decision, "kernel_event_count": 1, "window": window}
     return {"tool_call_id": call, **more}
 
 
-def report(*bindings: dict[str, Any], status: str = "clean") -> dict[str, Any]:
+def make_report(*bindings: dict[str, Any], status: str = "clean") -> dict[str, Any]:
     schema = {"schema": "assay.runner.correlation_report.v0", "run_id": RUN}
     return {**schema, "status": status, "bindings": [*bindings], "ambiguities": []}
 
 
-def replaced(name: str, old: bytes, new: bytes) -> Callable[[Files], None]:
+def replace_bytes(name: str, old: bytes, new: bytes) -> Callable[[Files], None]:
     def change(files: Files) -> None:
         assert old in files[name]
         files[name] = files[name].replace(old, new)
@@ -188,14 +202,14 @@ def replaced(name: str, old: bytes, new: bytes) -> Callable[[Files], None]:
     return change
 
 
-def said(*bindings: dict[str, Any]) -> Callable[[Files], None]:
+def replace_report(*bindings: dict[str, Any]) -> Callable[[Files], None]:
     def change(files: Files) -> None:
-        files[CORRELATION_FILE] = encode(report(*bindings))
+        files[CORRELATION_FILE] = encode(make_report(*bindings))
 
     return change
 
 
-def unobserved(files: Files) -> None:
+def drop_observation(files: Files) -> None:
     health = json.loads(files[HEALTH_FILE])
     health |= {"kernel_layer": "absent", "cgroup_correlation": "failed"}
     health["notes"] = health["notes"][1:]
@@ -203,10 +217,10 @@ def unobserved(files: Files) -> None:
     files[HEALTH_FILE] = encode(health)
     files[KERNEL_FILE] = b""
     files[SURFACE_FILE] = encode({**surface, "filesystem_paths": []})
-    files[CORRELATION_FILE] = encode(report({**binding("c1"), "kernel_event_count": 0}))
+    files[CORRELATION_FILE] = encode(make_report({**make_binding("c1"), "kernel_event_count": 0}))
 
 
-def lossy(files: Files) -> None:
+def lose_events(files: Files) -> None:
     for old, new in (
         (b'"kernel_layer":"complete"', b'"kernel_layer":"partial_ringbuf_drops"'),
         (b'"ringbuf_drops":0', b'"ringbuf_drops":3'),
@@ -216,79 +230,97 @@ def lossy(files: Files) -> None:
         (b"coverage=absent", b"coverage=unknown"),
         (b"scope=not_applicable", b"scope=unknown"),
     ):
-        replaced(HEALTH_FILE, old, new)(files)
+        replace_bytes(HEALTH_FILE, old, new)(files)
 
 
-def twice(files: Files) -> None:
+def repeat_call(files: Files) -> None:
     first, last = files[SDK_FILE].splitlines(keepends=True)
     middle = first.replace(b'"seq":0', b'"seq":1'), last.replace(b'"seq":1', b'"seq":2')
     files[SDK_FILE] = b"".join((first, *middle))
-    replaced(HEALTH_FILE, b"sdk_events=2 sdk_tool_calls=1", b"sdk_events=3 sdk_tool_calls=2")(files)
+    replace_bytes(HEALTH_FILE, b"sdk_events=2 sdk_tool_calls=1", b"sdk_events=3 sdk_tool_calls=2")(
+        files
+    )
 
 
-def conflicting(files: Files) -> None:
+def add_conflicting_decision(files: Files) -> None:
     one = files[POLICY_FILE]
     files[POLICY_FILE] += one.replace(b'"seq":0', b'"seq":1').replace(b'"allow"', b'"deny"')
-    replaced(HEALTH_FILE, b"policy_events=1", b"policy_events=2")(files)
-    replaced(SURFACE_FILE, b'["allow:Read"]', b'["allow:Read","deny:Read"]')(files)
+    replace_bytes(HEALTH_FILE, b"policy_events=1", b"policy_events=2")(files)
+    replace_bytes(SURFACE_FILE, b'["allow:Read"]', b'["allow:Read","deny:Read"]')(files)
 
 
-def resolved(files: Files) -> None:
+def add_resolved_event(files: Files) -> None:
     event = {**json.loads(files[KERNEL_FILE]), "seq": 1, "event_type": 112, "kind": "event_112"}
     event = {key: event[key] for key in ("schema", "run_id", "seq", "pid", "event_type", "kind")}
     files[KERNEL_FILE] += ndjson({**event, "value": None})
     files[HEALTH_FILE] = files[HEALTH_FILE].replace(b"monitor_events=1", b"monitor_events=2")
-    files[CORRELATION_FILE] = encode(report({**binding("c1"), "kernel_event_count": 2}))
+    files[CORRELATION_FILE] = encode(make_report({**make_binding("c1"), "kernel_event_count": 2}))
 
 
 TIMES = ("2026-03-04T05:06:07Z", "2026-03-04T05:06:08Z")
 OTHER = b'"seq":1,"event_type":"tool_call_completed","tool_call_id":"c1"'
 FORBIDDEN: dict[str, tuple[Callable[[Files], None], str]] = {
     "tool events without ids": (
-        replaced(SDK_FILE, b',"tool_call_id":"c1"', b""),
+        replace_bytes(SDK_FILE, b',"tool_call_id":"c1"', b""),
         "clean, and there are events of calls without an id",
     ),
     "a decision without an id": (
-        replaced(POLICY_FILE, b',"tool_call_id":"c1"', b""),
+        replace_bytes(POLICY_FILE, b',"tool_call_id":"c1"', b""),
         "clean, and there are events of calls without an id",
     ),
-    "windows by the clock": (said(binding("c1", *TIMES)), "is no marker of a phase"),
-    "the same binding twice": (said(binding("c1"), binding("c1")), "'c1' is bound twice"),
-    "clean without a layer": (unobserved, "clean, and there is no kernel layer"),
+    "windows by the clock": (replace_report(make_binding("c1", *TIMES)), "is no marker of a phase"),
+    "the same binding twice": (
+        replace_report(make_binding("c1"), make_binding("c1")),
+        "'c1' is bound twice",
+    ),
+    "clean without a layer": (drop_observation, "clean, and there is no kernel layer"),
     "clean over a layer with losses": (
-        lossy,
+        lose_events,
         "clean, and the kernel layer is partial_ringbuf_drops",
     ),
     "clean over a partial control group": (
-        replaced(HEALTH_FILE, b'"cgroup_correlation":"clean"', b'"cgroup_correlation":"partial"'),
+        replace_bytes(
+            HEALTH_FILE, b'"cgroup_correlation":"clean"', b'"cgroup_correlation":"partial"'
+        ),
         "clean, and whose events these are is known in part only",
     ),
     "a call without a binding": (
-        replaced(SDK_FILE, OTHER, OTHER.replace(b'"c1"', b'"c2"')),
+        replace_bytes(SDK_FILE, OTHER, OTHER.replace(b'"c1"', b'"c2"')),
         "'c2' is bound to nothing",
     ),
-    "two calls of one id": (twice, "clean, and sdk_tool_call_duplicate:c1"),
+    "two calls of one id": (repeat_call, "clean, and sdk_tool_call_duplicate:c1"),
     "a call of two tools": (
-        replaced(SDK_FILE, b'"tool":"Read","seq":1', b'"tool":"Write","seq":1'),
+        replace_bytes(SDK_FILE, b'"tool":"Read","seq":1', b'"tool":"Write","seq":1'),
         "clean, and tool_name_mismatch:c1",
     ),
-    "a call that was decided two ways": (conflicting, "clean, and policy_decision_conflict:c1"),
-    "a binding of nothing": (said(binding("c1"), binding("c9")), "nobody told of such a call"),
+    "a call that was decided two ways": (
+        add_conflicting_decision,
+        "clean, and policy_decision_conflict:c1",
+    ),
+    "a binding of nothing": (
+        replace_report(make_binding("c1"), make_binding("c9")),
+        "nobody told of such a call",
+    ),
     "a decision left out": (
-        said({**binding("c1"), "policy_decision": None}),
+        replace_report({**make_binding("c1"), "policy_decision": None}),
         "the decision about it is missing",
     ),
-    "a resolved inode": (resolved, "how the kernel itself resolves a name is no evidence"),
+    "a resolved inode": (
+        add_resolved_event,
+        "how the kernel itself resolves a name is no evidence",
+    ),
     "a path left out": (
-        replaced(SURFACE_FILE, b'["/work/a"]', b"[]"),
+        replace_bytes(SURFACE_FILE, b'["/work/a"]', b"[]"),
         '"/work/a" is missing',
     ),
     "a path too many": (
-        replaced(SURFACE_FILE, b'["/work/a"]', b'["/etc/shadow","/work/a"]'),
+        replace_bytes(SURFACE_FILE, b'["/work/a"]', b'["/etc/shadow","/work/a"]'),
         '"/etc/shadow" follows from nothing',
     ),
     "an endpoint too many": (
-        replaced(SURFACE_FILE, b'"network_endpoints":[]', b'"network_endpoints":["1.2.3.4:5"]'),
+        replace_bytes(
+            SURFACE_FILE, b'"network_endpoints":[]', b'"network_endpoints":["1.2.3.4:5"]'
+        ),
         '"1.2.3.4:5" follows from nothing',
     ),
 }
@@ -297,30 +329,30 @@ FORBIDDEN: dict[str, tuple[Callable[[Files], None], str]] = {
 BROKEN = {"a resolved inode", "a path left out", "a path too many", "an endpoint too many"}
 
 
-def made(tmp_path: Path, change: Callable[[Files], None] | None = None) -> Path:
-    files = foreign()
+def write_reference_archive(tmp_path: Path, change: Callable[[Files], None] | None = None) -> Path:
+    files = make_reference_files()
     if change is not None:
         change(files)
-    return written(tmp_path / "a.tar.gz", files)
+    return write_files_as_archive(tmp_path / "a.tar.gz", files)
 
 
 def test_the_foreign_one_is_good(tmp_path: Path) -> None:
-    assert rules(made(tmp_path)) == set()
+    assert find_error_rules(write_reference_archive(tmp_path)) == set()
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_what_the_contract_forbids(what: str, tmp_path: Path, place: Place) -> None:
     change, message = FORBIDDEN[what]
-    done = place.stream("verify", made(tmp_path, change))
+    done = place.stream("verify", write_reference_archive(tmp_path, change))
     assert done.code == 1
-    told = [json.loads(line) for line in done.out.splitlines()]
-    assert message in " | ".join(one["message"] for one in told if one["severity"] == "error")
+    findings = [json.loads(line) for line in done.out.splitlines()]
+    assert message in " | ".join(one["message"] for one in findings if one["severity"] == "error")
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_diff_does_not_assert_it(what: str, tmp_path: Path) -> None:
-    good = read_evidence(str(made(tmp_path)))
-    spoiled = read_evidence(str(made(tmp_path, FORBIDDEN[what][0])))
+    good = read_evidence(str(write_reference_archive(tmp_path)))
+    spoiled = read_evidence(str(write_reference_archive(tmp_path, FORBIDDEN[what][0])))
     found = diff(good, spoiled)
     holds = found.preconditions
     assert holds["base_correlation_clean"]
@@ -335,17 +367,17 @@ def test_diff_does_not_assert_it(what: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what it allows
 
 
-def failed(files: Files) -> None:
-    files[CORRELATION_FILE] = encode({**report(status="failed"), "ambiguities": ["not_bound"]})
+def fail_correlation(files: Files) -> None:
+    files[CORRELATION_FILE] = encode({**make_report(status="failed"), "ambiguities": ["not_bound"]})
 
 
-def indented(name: str) -> Callable[[Files], None]:
+def indent_file(name: str) -> Callable[[Files], None]:
     return lambda files: files.update(
         {name: json.dumps(json.loads(files[name]), indent=2).encode()}
     )
 
 
-def respelled(change: Callable[[bytes], bytes]) -> Callable[[Files], None]:
+def respell_lines(change: Callable[[bytes], bytes]) -> Callable[[Files], None]:
     """All of its layers."""
 
     def respell(files: Files) -> None:
@@ -356,48 +388,51 @@ def respelled(change: Callable[[bytes], bytes]) -> Callable[[Files], None]:
 
 
 ALLOWED: dict[str, Callable[[Files], None]] = {
-    "blank lines": respelled(lambda data: b"\n" + data.replace(b"\n", b"\n\n")),
-    "no newline at the end": respelled(lambda data: data[:-1]),
-    "lines of Windows": respelled(lambda data: data.replace(b"\n", b"\r\n")),
-    "spaces in lines": respelled(lambda data: data.replace(b'":', b'" : ')),
-    "an indented health": indented(HEALTH_FILE),
-    "an indented report": indented(CORRELATION_FILE),
-    "an indented surface": indented(SURFACE_FILE),
-    "a failed correlation that binds nothing": failed,
-    "phases of the runner's own": said(binding("c1", "setup", "teardown_2")),
+    "blank lines": respell_lines(lambda data: b"\n" + data.replace(b"\n", b"\n\n")),
+    "no newline at the end": respell_lines(lambda data: data[:-1]),
+    "lines of Windows": respell_lines(lambda data: data.replace(b"\n", b"\r\n")),
+    "spaces in lines": respell_lines(lambda data: data.replace(b'":', b'" : ')),
+    "an indented health": indent_file(HEALTH_FILE),
+    "an indented report": indent_file(CORRELATION_FILE),
+    "an indented surface": indent_file(SURFACE_FILE),
+    "a failed correlation that binds nothing": fail_correlation,
+    "phases of the runner's own": replace_report(make_binding("c1", "setup", "teardown_2")),
 }
 
 
 @pytest.mark.parametrize("what", ALLOWED)
 def test_what_the_contract_allows(what: str, tmp_path: Path) -> None:
-    assert verify(made(tmp_path, ALLOWED[what])).findings == []
+    assert verify(write_reference_archive(tmp_path, ALLOWED[what])).findings == []
 
 
 def test_a_line_that_is_cut_off_is_none(tmp_path: Path) -> None:
-    files = foreign()
+    files = make_reference_files()
     files[SDK_FILE] = files[SDK_FILE][:-3]
-    assert "contract.line" in rules(written(tmp_path / "a.tar.gz", files))
+    assert "contract.line" in find_error_rules(write_files_as_archive(tmp_path / "a.tar.gz", files))
 
 
 # ---------------------------------------------------------------- an event that nobody knows
 
 
 def test_an_event_of_an_unknown_number_in_every_form(tmp_path: Path) -> None:
-    """It is kept, with what is known of it beside it, and said to be unnamed."""
-    files = layers()
-    beside = []
+    """It is kept, with what is known of it in its detail, and reported as unnamed."""
+    files = make_layers()
+    details = []
     for record in feed(Normalize(RUN), [raw("event_999", ret=0, path="/x", pid=100)]):
         if isinstance(record, KernelDetail):
-            beside.append(ndjson(replace(record, seq=3)))
+            details.append(ndjson(replace(record, seq=3)))
         elif isinstance(record, KernelEvent):
             files[KERNEL_FILE] += ndjson(replace(record, seq=3))
-    files[DETAIL_FILE] += b"".join(beside)
+    files[DETAIL_FILE] += b"".join(details)
     *markers, end = files[MARKERS_FILE].splitlines(keepends=True)
     files[MARKERS_FILE] = b"".join((*markers, end.replace(b'"at":3', b'"at":4')))
-    whole = {**files, **judged(files, CAPTURED), RUNNER_FILE: framed()}
+    whole = {**files, **derive_artifacts(files, CAPTURED), RUNNER_FILE: make_runner_layer()}
     assert json.loads(whole[COMPANION_FILE])["unnamed"] == {"event_999": 1}
-    assert rules(written(tmp_path / "a.tar.gz", whole)) == set()
-    assert rules(written(tmp_path / "b.tar.gz", seven(whole))) == set()
+    assert find_error_rules(write_files_as_archive(tmp_path / "a.tar.gz", whole)) == set()
+    assert (
+        find_error_rules(write_files_as_archive(tmp_path / "b.tar.gz", keep_contract_files(whole)))
+        == set()
+    )
 
 
 # ---------------------------------------------------------------- a peer that was refused
@@ -405,7 +440,7 @@ def test_an_event_of_an_unknown_number_in_every_form(tmp_path: Path) -> None:
 
 def test_a_blocked_connect_alone_is_coverage(tmp_path: Path) -> None:
     """Its endpoint is claimed: so there is a scope that it is claimed in."""
-    files = layers()
+    files = make_layers()
     files[KERNEL_FILE] += ndjson(
         {
             "schema": "assay.runner.kernel_event.v0",
@@ -418,19 +453,22 @@ def test_a_blocked_connect_alone_is_coverage(tmp_path: Path) -> None:
         }
     )
     detail = Normalize(RUN)
-    beside = [
+    details = [
         replace(record, seq=3)
         for record in feed(detail, [raw("connect_blocked", peer="5.6.7.8:9", pid=100)])
         if isinstance(record, KernelDetail)
     ]
-    files[DETAIL_FILE] += ndjson(*beside)
-    more = judged(files, CAPTURED)
+    files[DETAIL_FILE] += ndjson(*details)
+    more = derive_artifacts(files, CAPTURED)
     health = json.loads(more[HEALTH_FILE])
     assert json.loads(more[SURFACE_FILE])["network_endpoints"] == ["5.6.7.8:9"]
     assert health["network_protocol_coverage"] == "connect_only"
     assert health["network_endpoint_claim_scope"] == "diagnostic_only"
-    whole = {**files, **more, RUNNER_FILE: framed()}
-    assert rules(written(tmp_path / "a.tar.gz", seven(whole))) == set()
+    whole = {**files, **more, RUNNER_FILE: make_runner_layer()}
+    assert (
+        find_error_rules(write_files_as_archive(tmp_path / "a.tar.gz", keep_contract_files(whole)))
+        == set()
+    )
     blind = {
         "network_protocol_coverage": "absent",
         "network_endpoint_claim_scope": "not_applicable",
@@ -438,5 +476,7 @@ def test_a_blocked_connect_alone_is_coverage(tmp_path: Path) -> None:
     note = health["notes"][0].replace("connect_only", "absent")
     note = note.replace("diagnostic_only", "not_applicable")
     spoiled = {**health, **blind, "notes": [note, *health["notes"][1:]]}
-    target = written(tmp_path / "b.tar.gz", {**seven(whole), HEALTH_FILE: encode(spoiled)})
-    assert rules(target) == {"contract.health"}
+    target = write_files_as_archive(
+        tmp_path / "b.tar.gz", {**keep_contract_files(whole), HEALTH_FILE: encode(spoiled)}
+    )
+    assert find_error_rules(target) == {"contract.health"}

@@ -1,4 +1,4 @@
-"""Every document of one table, good or bad, is judged alike by whoever judges it alone."""
+"""Every document of one table, good or bad, is validated alike by every command that reads it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ from stream.records.control import Finding
 from stream.verify.report import VerifyReport
 from stream.verify.run_folder import RunFolder, evidence_findings
 from stream.verify.session import VerifySession, verify
-from tests.archive.samples import ARCHIVES, items_of, packed, run_folder, tar_in, tar_of
+from tests.archive.samples import (
+    ARCHIVES,
+    build_tar,
+    compress_tar,
+    read_tar,
+    read_tar_items,
+    write_run_folder,
+)
 from tests.cli.command import Place
 from tests.cli.conftest import place
 from tests.sweeping import thorough
@@ -44,7 +51,7 @@ class Case(Struct):
     def data(self) -> bytes:
         return bytes(self.document) + (b"\n" if self.file.endswith(".ndjson") else b"")
 
-    def is_told_by(self, message: str, path: str | None) -> bool:
+    def is_reported_by(self, message: str, path: str | None) -> bool:
         return self.breaks in message and self.path == (path or "")
 
 
@@ -60,7 +67,7 @@ SCHEMAS = {
     for kind, contracts in (("lines", LINES), ("artifacts", ARTIFACTS))
     for contract in contracts
 }
-#: What no JSON Schema can say: an order, a sum, or that two texts are the same.
+#: What no JSON Schema can express: an order, a sum, or that two texts are the same.
 BEYOND = re.compile(
     "not sorted by its bytes|is bound twice|is listed as|is of another call|it ends where it starts"
     "|bytes, more than 256|is not the type of event_|is no marker of a phase|the flags say"
@@ -69,7 +76,7 @@ BEYOND = re.compile(
 )
 
 
-def ids(case: Case) -> str:
+def name_case(case: Case) -> str:
     return f"{case.file}: {case.breaks}"
 
 
@@ -85,17 +92,17 @@ def test_validate(place: Place) -> None:
     done = place.stream("validate", "-", "--findings", found, data=data)
     assert done.code == 1
     assert done.out == b"".join(bytes(case.document) + b"\n" for case in GOOD)
-    told = msgspec.json.Decoder(Finding).decode_lines(found.read_bytes())
-    assert [one.line for one in told] == [n for n, case in enumerate(CASES, 1) if case.breaks]
-    for case, one in zip(BAD, told, strict=True):
+    findings = msgspec.json.Decoder(Finding).decode_lines(found.read_bytes())
+    assert [one.line for one in findings] == [n for n, case in enumerate(CASES, 1) if case.breaks]
+    for case, one in zip(BAD, findings, strict=True):
         path = one.path if isinstance(one.path, str) else ""
-        assert case.is_told_by(one.message, path), (case, one)
+        assert case.is_reported_by(one.message, path), (case, one)
     found.unlink()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_folder(tmp_path_factory.mktemp("runs") / "run_1")
+    return write_run_folder(tmp_path_factory.mktemp("runs") / "run_1")
 
 
 def test_check(folder: Path) -> None:
@@ -104,54 +111,56 @@ def test_check(folder: Path) -> None:
             continue
         good = (folder / case.file).read_bytes()
         (folder / case.file).write_bytes(case.data)
-        told = [*evidence_findings(RunFolder(folder))]
+        findings = [*evidence_findings(RunFolder(folder))]
         (folder / case.file).write_bytes(good)
-        assert len(told) == bool(case.breaks), (case, told)
-        for one in told:
+        assert len(findings) == bool(case.breaks), (case, findings)
+        for one in findings:
             assert one.source == str(folder / case.file)
-            assert case.is_told_by(one.message, one.path or ""), (case, one)
+            assert case.is_reported_by(one.message, one.path or ""), (case, one)
 
 
-def test_check_says_so_on_the_command_line(place: Place) -> None:
-    run = run_folder(place.root / "run_1")
+def test_check_reports_it_on_the_command_line(place: Place) -> None:
+    run = write_run_folder(place.root / "run_1")
     sound = place.stream("check", run)
     assert b"folder.evidence" not in sound.out
     for case in (BAD[0], next(case for case in BAD if case.file == "observation-health.json")):
         (run / case.file).write_bytes(case.data)
     done = place.stream("check", run)
-    told = [json.loads(line) for line in done.out.splitlines()]
-    assert [one["path"] for one in told if one["rule"] == "folder.evidence"] == [
+    findings = [json.loads(line) for line in done.out.splitlines()]
+    assert [one["path"] for one in findings if one["rule"] == "folder.evidence"] == [
         *("$.pid", "$.kernel_layer")
     ]
     assert done.code == 1
 
 
-@pytest.mark.parametrize("case", BAD, ids=ids)
+@pytest.mark.parametrize("case", BAD, ids=name_case)
 def test_verify_finds_what_is_bad(tmp_path: Path, case: Case) -> None:
     items = [
         (name, case.data if name == case.file else data)
-        for name, data in items_of(tar_in(ARCHIVES[0]))
+        for name, data in read_tar_items(read_tar(ARCHIVES[0]))
     ]
     target = tmp_path / "a.tar.gz"
-    target.write_bytes(packed(tar_of(*items)))
-    told = [one for one in verify(target).findings if one.source == f"{target}/{case.file}"]
-    assert any(case.is_told_by(one.message, one.path or "") for one in told), told
+    target.write_bytes(compress_tar(build_tar(*items)))
+    findings = [one for one in verify(target).findings if one.source == f"{target}/{case.file}"]
+    assert any(case.is_reported_by(one.message, one.path or "") for one in findings), findings
 
 
-@pytest.mark.parametrize("case", [case for case in GOOD if case.file != ARCHIVE_MANIFEST], ids=ids)
+@pytest.mark.parametrize(
+    "case", [case for case in GOOD if case.file != ARCHIVE_MANIFEST], ids=name_case
+)
 def test_verify_finds_nothing_in_what_is_good(case: Case) -> None:
-    book = VerifyReport("x", Limits(), is_folder=False)
-    examination = VerifySession(book)
+    report = VerifyReport("x", Limits(), is_folder=False)
+    examination = VerifySession(report)
     examination.begin(case.file)
     examination.feed(case.data)
     examination.end()
     examination.documents.settle()
     examination.close()
     # That it is not the first of its layer is not its own fault.
-    assert [one for one in book.findings if one.rule != "contract.seq"] == []
+    assert [one for one in report.findings if one.rule != "contract.seq"] == []
 
 
-def reason_of(document: bytes) -> str:
+def find_reason(document: bytes) -> str:
     try:
         {**LINES, **ARTIFACTS}[json.loads(document)["schema"]](document)
     except DECODE_ERRORS as error:
@@ -162,9 +171,9 @@ def reason_of(document: bytes) -> str:
 def test_the_shipped_schemas_say_the_same() -> None:
     for case in CASES:
         value = json.loads(bytes(case.document))
-        assert value["schema"] == CONTRACTS[case.file], ids(case)
+        assert value["schema"] == CONTRACTS[case.file], name_case(case)
         is_valid = SCHEMAS[value["schema"]].is_valid(value)
-        assert is_valid == (not case.breaks) or BEYOND.search(case.breaks), ids(case)
+        assert is_valid == (not case.breaks) or BEYOND.search(case.breaks), name_case(case)
 
 
 MEMBERS: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
@@ -175,7 +184,7 @@ for _case in CASES:
 
 
 @st.composite
-def mixed(draw: st.DrawFn) -> dict[str, Any]:
+def mixed_documents(draw: st.DrawFn) -> dict[str, Any]:
     """A document of the table with some of its members from others."""
     case = draw(st.sampled_from(CASES))
     value: dict[str, Any] = json.loads(bytes(case.document))
@@ -189,10 +198,10 @@ def mixed(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @thorough(1500, deadline=None)
-@given(mixed())
+@given(mixed_documents())
 def test_schema_and_model_hold_together(value: dict[str, Any]) -> None:
     """What the model takes the schema takes; what it alone refuses, no schema could."""
-    reason = reason_of(json.dumps(value).encode())
+    reason = find_reason(json.dumps(value).encode())
     is_valid = SCHEMAS[value["schema"]].is_valid(value)
     assert is_valid or reason
     assert not is_valid or not reason or BEYOND.search(reason), reason

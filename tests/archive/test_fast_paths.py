@@ -1,5 +1,5 @@
-"""What is looked at or told all at once, or not decoded at all: the same comes of it as of the
-long way."""
+"""Lines that are checked or replayed all at once, or not decoded at all, give the same result as
+the long way."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ from tests.archive.samples import (
     MANIFEST,
     RUN,
     Files,
-    items_of,
+    build_tar,
+    compress_tar,
+    make_small_files,
     ndjson,
-    packed,
-    small,
-    tar_in,
-    tar_of,
-    written,
+    read_tar,
+    read_tar_items,
+    write_files_as_archive,
 )
-from tests.archive.test_contents import changed_files
+from tests.archive.test_contents import iter_changed
 from tests.sweeping import thorough
 
 # ---------------------------------------------------------------- lines
 
 
 @st.composite
-def events(draw: st.DrawFn) -> KernelEvent:
+def kernel_events(draw: st.DrawFn) -> KernelEvent:
     """Mostly as a normalizer writes them."""
     number = draw(st.sampled_from([OPEN] * 8 + [CONNECT, EXEC, UNLINK, 77]))
     event = KernelEvent(
@@ -116,8 +116,8 @@ SPOILED = [
 
 
 @st.composite
-def layer(draw: st.DrawFn) -> bytes:
-    lines = draw(st.lists(events(), min_size=1, max_size=8))
+def kernel_layers(draw: st.DrawFn) -> bytes:
+    lines = draw(st.lists(kernel_events(), min_size=1, max_size=8))
     for number, event in enumerate(lines):
         event.seq = number
     data = ndjson(*lines)
@@ -126,45 +126,45 @@ def layer(draw: st.DrawFn) -> bytes:
     return data
 
 
-def judged(data: bytes, cuts: list[int], run_id: str = RUN) -> tuple[Any, ...]:
-    book = VerifyReport("x", Limits(), is_folder=False, run_id=run_id)
+def check_layer(data: bytes, cuts: list[int], run_id: str = RUN) -> tuple[Any, ...]:
+    report = VerifyReport("x", Limits(), is_folder=False, run_id=run_id)
     contract = contract_of_layer(KERNEL_FILE, lambda: 0, lambda: 0)
     assert contract is not None
     with closing(LayerReplay()) as replay:
-        judge = layers.LayerChecker(book, KERNEL_FILE, contract, replay)
+        checker = layers.LayerChecker(report, KERNEL_FILE, contract, replay)
         for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
-            judge.feed(data[start:end])
-        judge.finish()
+            checker.feed(data[start:end])
+        checker.finish()
         replay.finish()
         steps: Counter[Any] = Counter()
         for pid, kind, detail, times in replay.events_in_order():
             steps[pid, kind, str(detail)] += times
         surface = replay.surface
         reached = surface.surface_artifact(RUN), surface.reached_paths(), surface.failed_paths()
-        counted = replay.is_whole, replay.events, book.lines, judge.lines, steps
-        return book.findings, reached, counted
+        counted = replay.is_whole, replay.events, report.lines, checker.lines, steps
+        return report.findings, reached, counted
 
 
 @thorough(200)
-@given(layer(), st.data(), st.sampled_from([100, 300, 1000, 1 << 16]))
+@given(kernel_layers(), st.data(), st.sampled_from([100, 300, 1000, 1 << 16]))
 def test_many_lines_at_once(data: bytes, choice: st.DataObject, piece: int) -> None:
     cuts = sorted(choice.draw(st.lists(st.integers(0, len(data)), max_size=3)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "_PIECE", piece)
-        together = judged(data, cuts)
+        together = check_layer(data, cuts)
         patch.setattr(layers, "_PIECE", 1)
-        assert together == judged(data, [])
+        assert together == check_layer(data, [])
 
 
 def test_a_run_whose_name_is_none() -> None:
     data = ndjson(
         KernelEvent(run_id="run 1", seq=0, pid=1, event_type=OPEN, kind="openat", value="/a")
     )
-    assert [found.path for found in judged(data, [], "run 1")[0]] == ["$.run_id"]
+    assert [found.path for found in check_layer(data, [], "run 1")[0]] == ["$.run_id"]
 
 
 def test_good_lines_are_looked_at_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the test above says nothing."""
+    """Else the test above shows nothing."""
     chance = random.Random(1)
     lines = []
     for number in range(300):
@@ -181,7 +181,7 @@ def test_good_lines_are_looked_at_all_at_once(monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError
 
     monkeypatch.setattr(layers.LayerChecker, "_check_line", refuse)
-    assert judged(ndjson(*lines), [])[2][1] == 300
+    assert check_layer(ndjson(*lines), [])[2][1] == 300
 
 
 # ---------------------------------------------------------------- steps
@@ -191,12 +191,12 @@ STEP = st.tuples(
 )
 
 
-Happened: TypeAlias = tuple[list[KernelEvent], list[KernelDetail], Files]
+Observed: TypeAlias = tuple[list[KernelEvent], list[KernelDetail], Files]
 
 
 @st.composite
-def happenings(draw: st.DrawFn) -> Happened:
-    kernel, beside = [], []
+def observed_runs(draw: st.DrawFn) -> Observed:
+    kernel, details = [], []
     for seq, (pid, number) in enumerate(draw(st.lists(STEP, max_size=30))):
         kind = kind_of_event(number)
         kernel.append(
@@ -208,15 +208,15 @@ def happenings(draw: st.DrawFn) -> Happened:
                 detail.child = draw(st.integers(1, 6))
             else:
                 detail.argv = draw(st.sampled_from([["sh", "-c", "make"], ["ls"]]))
-            beside.append(detail)
-    told: list[SdkEvent] = []
+            details.append(detail)
+    sdk: list[SdkEvent] = []
     markers: list[Marker] = []
     for at in sorted(draw(st.lists(st.integers(0, len(kernel)), max_size=6))):
         name: Any = draw(st.sampled_from(["tool_call_started", "tool_call_completed"]))
         call = draw(st.sampled_from(["a", "b", "c"]))
-        told.append(
+        sdk.append(
             SdkEvent(
-                run_id=RUN, seq=len(told), event_type=name, source="x", tool_call_id=call, tool="T"
+                run_id=RUN, seq=len(sdk), event_type=name, source="x", tool_call_id=call, tool="T"
             )
         )
         command = "make" if call == "a" else None
@@ -231,14 +231,14 @@ def happenings(draw: st.DrawFn) -> Happened:
                 command=command,
             )
         )
-    return kernel, beside, {SDK_FILE: ndjson(*told), MARKERS_FILE: ndjson(*markers)}
+    return kernel, details, {SDK_FILE: ndjson(*sdk), MARKERS_FILE: ndjson(*markers)}
 
 
-def correlated(said: Files, steps: Any) -> Correlation:
+def correlate_steps(layers_by_name: Files, steps: Any) -> Correlation:
     return correlate_layers(
         RUN,
-        markers=msgspec.json.Decoder(Marker).decode_lines(said[MARKERS_FILE]),
-        sdk=msgspec.json.Decoder(SdkEvent).decode_lines(said[SDK_FILE]),
+        markers=msgspec.json.Decoder(Marker).decode_lines(layers_by_name[MARKERS_FILE]),
+        sdk=msgspec.json.Decoder(SdkEvent).decode_lines(layers_by_name[SDK_FILE]),
         policy=[],
         events=steps,
         gaps=[],
@@ -247,9 +247,9 @@ def correlated(said: Files, steps: Any) -> Correlation:
 
 
 @thorough(300)
-@given(happenings(), st.integers(1, 12))
-def test_many_steps_told_at_once(happened: Happened, size: int) -> None:
-    check_steps(happened, size)
+@given(observed_runs(), st.integers(1, 12))
+def test_many_steps_replayed_at_once(observed: Observed, size: int) -> None:
+    check_steps(observed, size)
 
 
 def test_a_number_that_was_another_processs() -> None:
@@ -261,9 +261,9 @@ def test_a_number_that_was_another_processs() -> None:
         )
         for seq, (pid, kind) in enumerate(numbers)
     ]
-    beside = [KernelDetail(run_id=RUN, seq=0, pid=1, call="fork", child=2)]
+    details = [KernelDetail(run_id=RUN, seq=0, pid=1, call="fork", child=2)]
     names: list[Any] = ["tool_call_started", "tool_call_completed"]
-    told = [
+    sdk = [
         SdkEvent(run_id=RUN, seq=seq, event_type=name, source="x", tool_call_id="a")
         for seq, name in enumerate(names)
     ]
@@ -271,27 +271,27 @@ def test_a_number_that_was_another_processs() -> None:
         Marker(run_id=RUN, seq=seq, name=name, at=seq * 2, clock="kernel", tool_call_id="a")
         for seq, name in enumerate(names)
     ]
-    told.append(replace(told[0], seq=2, tool_call_id="b"))
+    sdk.append(replace(sdk[0], seq=2, tool_call_id="b"))
     markers.append(replace(markers[0], seq=2, at=2, tool_call_id="b"))
-    said = {SDK_FILE: ndjson(*told), MARKERS_FILE: ndjson(*markers)}
-    found = check_steps((kernel, beside, said), len(kernel))
+    layers_by_name = {SDK_FILE: ndjson(*sdk), MARKERS_FILE: ndjson(*markers)}
+    found = check_steps((kernel, details, layers_by_name), len(kernel))
     assert found.calls["a"] == {"openat": 1, "event_1012": 1}
     assert found.calls["b"] == {"openat": 3}
     assert found.undecided == {"openat": 2, "event_1013": 1}
 
 
-def check_steps(happened: Happened, size: int) -> Correlation:
-    kernel, beside, said = happened
+def check_steps(observed: Observed, size: int) -> Correlation:
+    kernel, details, layers_by_name = observed
     found = []
     for count in (1, size):
         with closing(LayerReplay()) as replay:
             for start in range(0, len(kernel), count):
                 replay.take_records(KERNEL_FILE, kernel[start : start + count])
-            replay.take_records(DETAIL_FILE, beside)
-            markers = msgspec.json.Decoder(Marker).decode_lines(said[MARKERS_FILE])
+            replay.take_records(DETAIL_FILE, details)
+            markers = msgspec.json.Decoder(Marker).decode_lines(layers_by_name[MARKERS_FILE])
             replay.take_records(MARKERS_FILE, markers)
             replay.finish()
-            found.append(correlated(said, replay.events_in_order()))
+            found.append(correlate_steps(layers_by_name, replay.events_in_order()))
     assert found[0] == found[1]
     return found[0]
 
@@ -301,83 +301,87 @@ def check_steps(happened: Happened, size: int) -> Correlation:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return small(tmp_path_factory.mktemp("small"))
+    return make_small_files(tmp_path_factory.mktemp("small"))
 
 
-def found(target: Path) -> set[tuple[Any, ...]]:
+def find_all(target: Path) -> set[tuple[Any, ...]]:
     return {(it.rule, it.message, it.source, it.line, it.path) for it in verify(target).findings}
 
 
 def check_both_ways(target: Path) -> set[tuple[Any, ...]]:
-    waiting = found(target)
+    waiting = find_all(target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(artifacts, "_LONG", ())
-        assert waiting == found(target)
+        assert waiting == find_all(target)
     return waiting
 
 
 @pytest.mark.parametrize("name", [SURFACE_FILE, COMPANION_FILE])
 def test_an_artifact_that_waits_for_its_layers(files: Files, tmp_path: Path, name: str) -> None:
     target = tmp_path / "x.tar.gz"
-    assert check_both_ways(written(target, files)) == set()
-    others = [one for one in changed_files(name, files[name]) if one != files[name]]
+    assert check_both_ways(write_files_as_archive(target, files)) == set()
+    others = [one for one in iter_changed(name, files[name]) if one != files[name]]
     for other in others[:: len(others) // 40]:
-        assert check_both_ways(written(target, {**files, name: other})), other
+        assert check_both_ways(write_files_as_archive(target, {**files, name: other})), other
     data = files[name]
     for other in (data.replace(b"run_1", b"run_2"), data + b"x", data[:-1], data + data, b""):
-        assert check_both_ways(written(target, {**files, name: other})), other
+        assert check_both_ways(write_files_as_archive(target, {**files, name: other})), other
     if name == COMPANION_FILE:
         other = data.replace(b'"filtered":{}', b'"filtered":{"x":-1}')
-        assert check_both_ways(written(target, {**files, name: other})), other
+        assert check_both_ways(write_files_as_archive(target, {**files, name: other})), other
     for place in range(0, len(data), len(data) // 40):
         other = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-        assert check_both_ways(written(target, {**files, name: other})), other
+        assert check_both_ways(write_files_as_archive(target, {**files, name: other})), other
 
 
 @pytest.mark.parametrize("name", [KERNEL_FILE, SDK_FILE])
 def test_layers_that_are_another_runs(files: Files, tmp_path: Path, name: str) -> None:
     for old, new in ((b"/work/a", b"/work/c"), (b"run_1", b"run_2"), (b'"seq":1', b'"seq":7')):
         spoiled = {**files, name: files[name].replace(old, new)}
-        check_both_ways(written(tmp_path / "x.tar.gz", spoiled))
+        check_both_ways(write_files_as_archive(tmp_path / "x.tar.gz", spoiled))
 
 
 def test_a_good_artifact_is_not_decoded(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the tests above say nothing."""
-    judged: list[str] = []
+    """Else the tests above show nothing."""
+    decoded_names: list[str] = []
     long_way = artifacts._checked_document
 
-    def watched(book: VerifyReport, name: str, data: bytes) -> Any:
-        judged.append(name)
-        return long_way(book, name, data)
+    def watched(report: VerifyReport, name: str, data: bytes) -> Any:
+        decoded_names.append(name)
+        return long_way(report, name, data)
 
     monkeypatch.setattr(artifacts, "_checked_document", watched)
-    assert found(written(tmp_path / "x.tar.gz", files)) == set()
-    assert judged
-    assert not {SURFACE_FILE, COMPANION_FILE} & {*judged}
-    judged.clear()
+    assert find_all(write_files_as_archive(tmp_path / "x.tar.gz", files)) == set()
+    assert decoded_names
+    assert not {SURFACE_FILE, COMPANION_FILE} & {*decoded_names}
+    decoded_names.clear()
     verify(ARCHIVES[0])
-    assert judged
-    assert SURFACE_FILE not in judged
+    assert decoded_names
+    assert SURFACE_FILE not in decoded_names
 
 
 def test_a_file_that_is_there_twice(files: Files, tmp_path: Path) -> None:
     """The first of them is not forgotten."""
-    items = items_of(tar_in(written(tmp_path / "x.tar.gz", files)))
+    items = read_tar_items(read_tar(write_files_as_archive(tmp_path / "x.tar.gz", files)))
     spoiled = files[SURFACE_FILE].replace(b'"/work/a"', b"7")
     place = [name for name, _ in items].index(SURFACE_FILE)
     target = tmp_path / "y.tar.gz"
-    target.write_bytes(packed(tar_of(*items[:place], (SURFACE_FILE, spoiled), *items[place:])))
+    target.write_bytes(
+        compress_tar(build_tar(*items[:place], (SURFACE_FILE, spoiled), *items[place:]))
+    )
     assert "contract.document" in {rule for rule, *_ in check_both_ways(target)}
 
 
 def test_the_first_to_say_whose_run_it_is(files: Files, tmp_path: Path) -> None:
     """Where that is an artifact, it cannot wait."""
     other = files[SURFACE_FILE].replace(b"run_1", b"run_2")
-    items = items_of(tar_in(written(tmp_path / "x.tar.gz", {**files, SURFACE_FILE: other})))
+    items = read_tar_items(
+        read_tar(write_files_as_archive(tmp_path / "x.tar.gz", {**files, SURFACE_FILE: other}))
+    )
     target = tmp_path / "y.tar.gz"
-    target.write_bytes(packed(tar_of((MANIFEST, b"{}"), *items[1:])))
+    target.write_bytes(compress_tar(build_tar((MANIFEST, b"{}"), *items[1:])))
     assert "'run_1', but the run is 'run_2'" in {
         message for _, message, *_ in check_both_ways(target)
     }

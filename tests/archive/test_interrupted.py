@@ -15,7 +15,7 @@ import pytest
 from stream.records.artifacts import CHAIN_FILE, KERNEL_FILE, ChainLink
 from stream.records.run import STDOUT_FILE
 from stream.verify.session import verify
-from tests.archive.samples import rules, run_folder
+from tests.archive.samples import find_error_rules, write_run_folder
 from tests.cli.command import Place
 from tests.cli.conftest import place
 from tests.feeds import needs_ebpf
@@ -24,7 +24,7 @@ __all__ = ["place"]
 LONG, MUCH = 4 << 30, 1 << 27  #: bytes of a file with nothing in it: work, and no room on the disk
 
 
-def until_it_grows(process: subprocess.Popen[bytes], growing: Path, least: int) -> None:
+def wait_until_it_grows(process: subprocess.Popen[bytes], growing: Path, least: int) -> None:
     while True:
         with suppress(FileNotFoundError):  # not yet; or it was only tried whether it can be
             if growing.stat().st_size >= least:
@@ -36,11 +36,11 @@ def until_it_grows(process: subprocess.Popen[bytes], growing: Path, least: int) 
 @pytest.mark.parametrize("least", [0, 1000])
 def test_stream_archive(place: Place, number: signal.Signals, least: int) -> None:
     """While it measures, and while it writes."""
-    folder = run_folder(place.root / "run")
+    folder = write_run_folder(place.root / "run")
     os.truncate(folder / STDOUT_FILE, MUCH if least else LONG)
     target = place.root / "run.tar.gz"
     process = place.start("archive", folder, "-o", target)
-    until_it_grows(process, place.root / "run.tar.gz.partial", least)
+    wait_until_it_grows(process, place.root / "run.tar.gz.partial", least)
     process.send_signal(number)
     done = place.finish(process)
     assert (done.code, done.err) == (128 + number, "stream: interrupted\n")
@@ -52,7 +52,7 @@ def test_stream_archive_of_a_pipe(place: Place, number: signal.Signals) -> None:
     target = place.root / "run.tar.gz"
     process = place.start("archive", "-", "-o", target, stdin=subprocess.PIPE)
     assert process.stdin
-    layer = run_folder(place.root / "run") / "layers/kernel.ndjson"
+    layer = write_run_folder(place.root / "run") / "layers/kernel.ndjson"
     process.stdin.write(layer.read_bytes() * 1000)
     process.stdin.flush()
     process.send_signal(number)
@@ -69,7 +69,7 @@ def test_observe_with_an_archive(place: Place, number: signal.Signals, code: int
     words = ("--archive", target, "--run-id", "run", "--workspace", "empty")
     agent = f"head -c {MUCH} /dev/zero; exit {code}"
     process = place.start("observe", *words, "--", "sh", "-c", agent, stdout=subprocess.DEVNULL)
-    until_it_grows(process, place.root / "run.tar.gz.partial", 1000)
+    wait_until_it_grows(process, place.root / "run.tar.gz.partial", 1000)
     process.send_signal(number)
     done = place.finish(process)
     assert done.code == (code or 1)
@@ -96,21 +96,21 @@ def test_a_signal_to_the_agent_does_not_cost_the_archive(place: Place) -> None:
 _MANY = """
 for my $number (1 .. 4000) { open(my $file, "<", "/nowhere/file$number") }
 $| = 1;
-print "told\\n";
+print "opened\\n";
 sleep 1000;
 """
 
 
 @needs_ebpf
 def test_a_recorder_that_was_killed(place: Place) -> None:
-    """What its chain vouches for is as it was written, and verify says how far that goes."""
+    """What its chain vouches for is as it was written, and verify reports how far that goes."""
     words = ("--kernel", "ebpf", "--run-id", "run", "--grace", "0", "--workspace", "empty")
     process = place.start("observe", *words, "--", "perl", "-e", _MANY)
     assert process.stdout
-    assert process.stdout.readline() == b"told\n"
+    assert process.stdout.readline() == b"opened\n"
     folder = place.workspace / "runs/run"
     chain = folder / CHAIN_FILE
-    until_it_grows(process, chain, 1)
+    wait_until_it_grows(process, chain, 1)
     process.kill()
     place.finish(process)
     links = [msgspec.json.decode(line, type=ChainLink) for line in chain.read_bytes().splitlines()]
@@ -125,4 +125,4 @@ def test_a_recorder_that_was_killed(place: Place) -> None:
     other = beginning.replace(b'/nowhere/file9"', b'/nowhere/file8"')
     assert other != beginning
     (folder / KERNEL_FILE).write_bytes(other)
-    assert "integrity.chain" in rules(folder)
+    assert "integrity.chain" in find_error_rules(folder)

@@ -35,22 +35,21 @@ from stream.verify.session import verify
 from tests.archive.samples import (
     RUN,
     Files,
-    artifacts,
     encode,
-    items_of,
-    layers,
+    find_error_rules,
+    make_artifacts,
+    make_layers,
+    make_open_event,
+    make_small_files,
     ndjson,
-    opened,
-    rules,
-    small,
-    tar_in,
+    read_tar,
+    read_tar_items,
 )
 from tests.archive.test_writing import ROUND
 from tests.cli.command import STREAM, Place
 from tests.cli.conftest import place
 from tests.core.properties import feed
-from tests.evidence.raw import opened as raw_opened
-from tests.evidence.raw import raw
+from tests.evidence.raw import raw, raw_open
 from tests.recorder.runs import observe
 from tests.sweeping import every
 from tests.transformers.cells import PLAIN
@@ -59,38 +58,38 @@ from tests.transformers.runs import encoded, good_run
 __all__ = ["place"]
 
 
-def stream_of(files: Files) -> list[bytes]:
+def split_lines(files: Files) -> list[bytes]:
     return [line for data in files.values() for line in data.splitlines()]
 
 
 _OTHER = good_run()[0]["session"]["run_id"].encode()
 EVENTS = [line.replace(_OTHER, RUN.encode()) for line in encoded(good_run())]
-LINES = [*stream_of({**layers(), **artifacts()}), *EVENTS, b"", b"x"]
+LINES = [*split_lines({**make_layers(), **make_artifacts()}), *EVENTS, b"", b"x"]
 
 
-def archived(place: Place, data: bytes, *words: str) -> tuple[int, str, Files]:
+def archive_stream(place: Place, data: bytes, *words: str) -> tuple[int, str, Files]:
     target = place.root / "a.tar.gz"
     done = place.stream("archive", "-", "-o", target, "--force", *words, data=data)
-    files = dict(items_of(tar_in(target))) if target.exists() else {}
+    files = dict(read_tar_items(read_tar(target))) if target.exists() else {}
     assert not [*place.root.glob("*.partial")]
     return done.code, done.err, files
 
 
 def test_every_line_to_its_file_byte_for_byte(place: Place) -> None:
-    given = {**layers(), **artifacts()}
-    lines = [*stream_of(given), *EVENTS, PLAIN]
-    code, said, files = archived(place, b"\n".join((*lines, b"")))
-    assert code == 0, said
+    given = {**make_layers(), **make_artifacts()}
+    lines = [*split_lines(given), *EVENTS, PLAIN]
+    code, message, files = archive_stream(place, b"\n".join((*lines, b"")))
+    assert code == 0, message
     for name, data in given.items():
         assert files[name] == data, name
     assert files["events.jsonl"].splitlines() == EVENTS
     assert files["boundary.ndjson"].splitlines() == [PLAIN]
     assert files.keys() == {ARCHIVE_MANIFEST, *given, "events.jsonl", "boundary.ndjson"}
-    assert rules(place.root / "a.tar.gz") == set()
+    assert find_error_rules(place.root / "a.tar.gz") == set()
 
 
 def test_the_order_among_files_does_not_matter(place: Place) -> None:
-    by_file = [data.splitlines() for data in {**layers(), **artifacts()}.values()]
+    by_file = [data.splitlines() for data in {**make_layers(), **make_artifacts()}.values()]
     chance = random.Random(1)
     made = []
     for _ in range(2):
@@ -98,13 +97,13 @@ def test_the_order_among_files_does_not_matter(place: Place) -> None:
         mixed = []
         while queues := [queue for queue in queues if queue]:
             mixed.append(chance.choice(queues).pop(0))
-        assert archived(place, b"\n".join((*mixed, b"")))[0] == 0
+        assert archive_stream(place, b"\n".join((*mixed, b"")))[0] == 0
         made.append((place.root / "a.tar.gz").read_bytes())
     assert made[0] == made[1]
 
 
 def test_nothing_around_it_makes_another_archive(place: Place, tmp_path: Path) -> None:
-    data = b"\n".join((*stream_of(layers()), encode(feed_counts()), b""))
+    data = b"\n".join((*split_lines(make_layers()), encode(make_counters()), b""))
     made = set()
     for number, (zone, mask, seed, locale) in enumerate(ROUND):
         target = tmp_path / f"{number}.tar.gz"
@@ -122,61 +121,63 @@ def test_nothing_around_it_makes_another_archive(place: Place, tmp_path: Path) -
         ]
         subprocess.run(argv, input=data, env=env, check=True, capture_output=True)
         made.add(target.read_bytes())
-        assert rules(target) == set()
+        assert find_error_rules(target) == set()
     assert len(made) == 1
 
 
 def test_bad_lines_are_rejected_and_counted(place: Place) -> None:
-    bad = [b"nonsense", b'{"schema":"other.v1"}', b"[]", b'{"x":1}', opened_badly()]
-    surface = artifacts()[SURFACE_FILE]
-    lines = [*stream_of({**layers(), **artifacts()}), *bad, surface]
+    bad = [b"nonsense", b'{"schema":"other.v1"}', b"[]", b'{"x":1}', make_bad_event()]
+    surface = make_artifacts()[SURFACE_FILE]
+    lines = [*split_lines({**make_layers(), **make_artifacts()}), *bad, surface]
     reject = place.root / "rejects.ndjson"
-    code, said, files = archived(place, b"\n".join(lines), "--reject", str(reject))
+    code, message, files = archive_stream(place, b"\n".join(lines), "--reject", str(reject))
     assert code == 1
-    told = [json.loads(line) for line in reject.read_bytes().splitlines()]
-    assert len(told) == 6
-    assert told[-1]["reason"] == ("a second assay.runner.capability_surface.v0: an archive has one")
-    assert "6 rejected" in said
-    assert files[KERNEL_FILE] == layers()[KERNEL_FILE]
-    code, said, _ = archived(place, b"\n".join(lines))
+    findings = [json.loads(line) for line in reject.read_bytes().splitlines()]
+    assert len(findings) == 6
+    assert findings[-1]["reason"] == (
+        "a second assay.runner.capability_surface.v0: an archive has one"
+    )
+    assert "6 rejected" in message
+    assert files[KERNEL_FILE] == make_layers()[KERNEL_FILE]
+    code, message, _ = archive_stream(place, b"\n".join(lines))
     assert code == 1
-    assert "names no contract: it has no place in an archive" in said
+    assert "names no contract: it has no place in an archive" in message
 
 
-def opened_badly() -> bytes:
-    return encode(opened(7, "/x")).replace(b'"seq":7', b'"seq":-7')
+def make_bad_event() -> bytes:
+    return encode(make_open_event(7, "/x")).replace(b'"seq":7', b'"seq":-7')
 
 
 def test_links_of_a_chain_are_left_out(place: Place) -> None:
-    files = small(place.root / "run")
-    data = b"\n".join((*stream_of({**layers(), **artifacts()}), files[CHAIN_FILE]))
-    code, said, made = archived(place, data)
+    files = make_small_files(place.root / "run")
+    data = b"\n".join((*split_lines({**make_layers(), **make_artifacts()}), files[CHAIN_FILE]))
+    code, message, made = archive_stream(place, data)
     assert code == 0
     assert CHAIN_FILE not in made
-    assert "6 filtered" in said
+    assert "6 filtered" in message
 
 
 def test_what_is_not_in_the_stream_is_an_empty_layer(place: Place) -> None:
-    code, _, files = archived(place, ndjson(opened(0, "/work/a")))
+    code, _, files = archive_stream(place, ndjson(make_open_event(0, "/work/a")))
     assert code == 0
     assert [files[name] for name in (SDK_FILE, DETAIL_FILE, RUNNER_FILE)] == [b"", b"", b""]
-    assert rules(place.root / "a.tar.gz") == set()
+    assert find_error_rules(place.root / "a.tar.gz") == set()
 
 
 def test_without_artifacts(place: Place) -> None:
     """They are made from the layers; without the feed's counters nothing is called complete."""
-    code, said, files = archived(place, layers()[KERNEL_FILE])
-    assert code == 0, said
+    code, message, files = archive_stream(place, make_layers()[KERNEL_FILE])
+    assert code == 0, message
     assert b'"kernel_layer":"complete"' not in files[HEALTH_FILE]
     assert json.loads(files[SURFACE_FILE])["filesystem_paths"] == ["/work/a", "/work/b"]
-    assert rules(place.root / "a.tar.gz") == set()
+    assert find_error_rules(place.root / "a.tar.gz") == set()
 
 
 RING_FULL = Gap(source="ebpf", lost=3420, reason="the ring was full", unit="events")
 
 
 @pytest.mark.parametrize(
-    ("beside", "drops"),
+    ("gaps", "drops"),
     [
         ([RING_FULL], 3420),
         ([RING_FULL, RING_FULL], 6840),
@@ -186,43 +187,46 @@ RING_FULL = Gap(source="ebpf", lost=3420, reason="the ring was full", unit="even
         ([RawCapture(feed="strace", got=3, seen=3, unparsed=3420), RING_FULL], 0),
     ],
 )
-def test_what_the_gaps_say_is_never_zeroed(place: Place, beside: list[object], drops: int) -> None:
-    data = layers()[KERNEL_FILE] + layers()[DETAIL_FILE] + ndjson(*beside)
-    code, said, files = archived(place, data)
-    assert code == 0, said
+def test_losses_of_the_gaps_are_never_zeroed(place: Place, gaps: list[object], drops: int) -> None:
+    data = make_layers()[KERNEL_FILE] + make_layers()[DETAIL_FILE] + ndjson(*gaps)
+    code, message, files = archive_stream(place, data)
+    assert code == 0, message
     health = json.loads(files[HEALTH_FILE])
     assert (health["ringbuf_drops"], health["kernel_layer"]) == (drops, "partial_ringbuf_drops")
-    told = verify(place.root / "a.tar.gz").findings
-    assert [item.message for item in told if item.rule == "contract.health"] == []
+    findings = verify(place.root / "a.tar.gz").findings
+    assert [item.message for item in findings if item.rule == "contract.health"] == []
 
 
 def test_gaps_alone_are_a_capture(place: Place) -> None:
-    code, _, files = archived(place, ndjson(RING_FULL), "--run-id", RUN)
+    code, _, files = archive_stream(place, ndjson(RING_FULL), "--run-id", RUN)
     assert (code, json.loads(files[HEALTH_FILE])["ringbuf_drops"]) == (0, 3420)
-    assert rules(place.root / "a.tar.gz") == set()
+    assert find_error_rules(place.root / "a.tar.gz") == set()
 
 
 REJECT = Reject(stage="normalize", source="x", line=1, offset=0, sha256="0" * 64, reason="x")
 
 
-def feed_counts(**counts: Any) -> RawCapture:
+def make_counters(**counts: Any) -> RawCapture:
     known = {"got": 3, "seen": 3, "scopes": {"both": 3}, **counts}
     return RawCapture(feed="ebpf", cgroup="clean", uring="unused", ring_bytes=16 << 20, **known)
 
 
-LAYERS = layers()[KERNEL_FILE] + layers()[DETAIL_FILE]
+LAYERS = make_layers()[KERNEL_FILE] + make_layers()[DETAIL_FILE]
 MORE: dict[str, Any] = {"got": 9, "seen": 9, "scopes": {"both": 9}}
 
 
 @pytest.mark.parametrize("word", ["filtered", "aside"])
-def test_what_was_left_out_before_is_told_by_the_counters(place: Place, word: str) -> None:
+def test_the_counters_include_what_was_left_out_before(place: Place, word: str) -> None:
     """Nothing at all, where all events are there; else by the rules that a normalizer counts."""
-    for told in (feed_counts(), feed_counts(**MORE, filtered={"loader": 4}, aside={"wrote": 2})):
-        code, _, files = archived(place, LAYERS + ndjson(told))
+    for findings in (
+        make_counters(),
+        make_counters(**MORE, filtered={"loader": 4}, aside={"wrote": 2}),
+    ):
+        code, _, files = archive_stream(place, LAYERS + ndjson(findings))
         companion = json.loads(files[COMPANION_FILE])
-        assert (code, companion[word]) == (0, getattr(told, word) or {})
+        assert (code, companion[word]) == (0, getattr(findings, word) or {})
         assert json.loads(files[HEALTH_FILE])["kernel_layer"] == "complete"
-        assert rules(place.root / "a.tar.gz") == set()
+        assert find_error_rules(place.root / "a.tar.gz") == set()
 
 
 CUT = LAYERS.split(b"\n", 1)[1].replace(b'"seq":1', b'"seq":0').replace(b'"seq":2', b'"seq":1')
@@ -231,39 +235,39 @@ CUT = LAYERS.split(b"\n", 1)[1].replace(b'"seq":1', b'"seq":0').replace(b'"seq":
 @pytest.mark.parametrize(
     ("data", "why", "exit_code"),
     [
-        (LAYERS + ndjson(feed_counts(**MORE)), "of which 3 are in the stream and 0", 0),
-        (CUT + ndjson(feed_counts()), "of which 2 are in the stream and 0", 0),
-        (CUT + ndjson(feed_counts(filtered={}, aside={})), "of which 2 are in the stream", 0),
-        (layers()[KERNEL_FILE] + ndjson(feed_counts()), "the details of 1 event are", 0),
+        (LAYERS + ndjson(make_counters(**MORE)), "of which 3 are in the stream and 0", 0),
+        (CUT + ndjson(make_counters()), "of which 2 are in the stream and 0", 0),
+        (CUT + ndjson(make_counters(filtered={}, aside={})), "of which 2 are in the stream", 0),
+        (make_layers()[KERNEL_FILE] + ndjson(make_counters()), "the details of 1 event are", 0),
         (
-            LAYERS + opened_badly() + b"\n" + ndjson(feed_counts()),
+            LAYERS + make_bad_event() + b"\n" + ndjson(make_counters()),
             "1 line of the stream was rejected",
             1,
         ),
-        (LAYERS + ndjson(feed_counts(), REJECT), "1 line of the stream was rejected", 1),
-        (LAYERS + ndjson(feed_counts(), RING_FULL), "0 lost events, and the gaps 3420", 0),
+        (LAYERS + ndjson(make_counters(), REJECT), "1 line of the stream was rejected", 1),
+        (LAYERS + ndjson(make_counters(), RING_FULL), "0 lost events, and the gaps 3420", 0),
     ],
 )
 def test_what_is_missing_is_never_complete(
     place: Place, data: bytes, why: str, exit_code: int
 ) -> None:
-    code, _, files = archived(place, data)
+    code, _, files = archive_stream(place, data)
     assert code == exit_code
     health = json.loads(files[HEALTH_FILE])
     assert health["kernel_layer"] == "partial_ringbuf_drops"
     assert health["cgroup_correlation"] == "partial"  # it was clean, for all that came
     assert [note for note in health["notes"] if "unknown_loss" in note and why in note]
-    assert rules(place.root / "a.tar.gz") == set()
+    assert find_error_rules(place.root / "a.tar.gz") == set()
 
 
-WHOLE = b"".join(data for data in layers().values())
+WHOLE = b"".join(data for data in make_layers().values())
 UNHELD: dict[str, tuple[bytes, str]] = {
     "a companion of more events": (
-        CUT + artifacts()[COMPANION_FILE],
+        CUT + make_artifacts()[COMPANION_FILE],
         "it would not verify: companion.json: $.capture.scopes: 3 events, and 2 lines and 0 that",
     ),
     "a companion, and a line less": (
-        WHOLE + artifacts()[COMPANION_FILE] + b"nonsense\n",
+        WHOLE + make_artifacts()[COMPANION_FILE] + b"nonsense\n",
         'it would not verify without 1 rejected line: correlation-report.json: $.status: "partial"',
     ),
     "a hole in a layer": (
@@ -271,11 +275,11 @@ UNHELD: dict[str, tuple[bytes, str]] = {
         "it would not verify: layers/kernel.ndjson:2: $.seq: expected 1, got 2",
     ),
     "a health alone": (
-        artifacts()[HEALTH_FILE],
+        make_artifacts()[HEALTH_FILE],
         'observation-health.json: $.kernel_layer: "complete", but "absent" follows from the layers',
     ),
     "artifacts without what they follow from": (
-        layers()[KERNEL_FILE] + b"".join(artifacts().values()),
+        make_layers()[KERNEL_FILE] + b"".join(make_artifacts().values()),
         "it would not verify: layers/kernel-ext.ndjson: 1 events lack theirs, 2 and others",
     ),
 }
@@ -283,25 +287,25 @@ UNHELD: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("what", UNHELD)
 def test_what_would_not_verify_is_not_written(place: Place, what: str) -> None:
-    data, said = UNHELD[what]
+    data, message = UNHELD[what]
     target = place.root / "a.tar.gz"
     target.write_bytes(b"mine")
     done = place.stream("archive", "-", "-o", target, "--force", data=data)
-    assert (done.code, said in done.err) == (2, True), done.err
+    assert (done.code, message in done.err) == (2, True), done.err
     assert target.read_bytes() == b"mine"
     assert not [*place.root.glob("*.partial")]
 
 
 def test_the_counters_of_a_companion_are_the_feeds(place: Place) -> None:
-    data = b"".join(layers().values()) + artifacts()[COMPANION_FILE] + b"\n"
-    code, _, files = archived(place, data)
-    assert (code, files[HEALTH_FILE]) == (0, artifacts()[HEALTH_FILE])
-    assert rules(place.root / "a.tar.gz") == set()
+    data = b"".join(make_layers().values()) + make_artifacts()[COMPANION_FILE] + b"\n"
+    code, _, files = archive_stream(place, data)
+    assert (code, files[HEALTH_FILE]) == (0, make_artifacts()[HEALTH_FILE])
+    assert find_error_rules(place.root / "a.tar.gz") == set()
 
 
 RAW: tuple[object, ...] = (
-    raw_opened("/work/in"),
-    raw_opened("/lib/x.so"),  # which is left out
+    raw_open("/work/in"),
+    raw_open("/lib/x.so"),  # which is left out
     raw("rename", ret=0, path="/work/x", to_path="/work/y"),
     raw("wrote", ret=5, size=5, stream="stdout"),
 )
@@ -319,21 +323,29 @@ def test_a_normalizer_in_the_pipe(
     place: Place, words: tuple[str, ...], lost: int, layer: str
 ) -> None:
     """It sends along how much it left out. What it was not asked for is missing."""
-    counted = feed_counts(got=4, seen=4, scopes={"both": 4})
+    counted = make_counters(got=4, seen=4, scopes={"both": 4})
     made = place.stream(
         "normalize", "-", "--run-id", RUN, *words, data=ndjson(*RAW[lost:], counted)
     )
     assert made.code == 0
-    code, _, files = archived(place, made.out)
+    code, _, files = archive_stream(place, made.out)
     assert (code, json.loads(files[HEALTH_FILE])["kernel_layer"]) == (0, layer)
-    assert rules(place.root / "a.tar.gz") == set()
+    assert find_error_rules(place.root / "a.tar.gz") == set()
 
 
 @pytest.mark.parametrize(
-    ("words", "data", "said"),
+    ("words", "data", "message"),
     [
-        ((), [opened(0, "/a"), opened(1, "/a", "run_2")], "(stdin):2: of the run 'run_2', but"),
-        (("--run-id", "run_3"), [opened(0, "/a")], "(stdin):1: of the run 'run_1', not of"),
+        (
+            (),
+            [make_open_event(0, "/a"), make_open_event(1, "/a", "run_2")],
+            "(stdin):2: of the run 'run_2', but",
+        ),
+        (
+            ("--run-id", "run_3"),
+            [make_open_event(0, "/a")],
+            "(stdin):1: of the run 'run_1', not of",
+        ),
         (
             (),
             [Gap(source="x", lost=1, reason="y")],
@@ -343,18 +355,18 @@ def test_a_normalizer_in_the_pipe(
     ],
 )
 def test_whose_run_it_is(
-    place: Place, words: tuple[str, ...], data: list[object], said: str
+    place: Place, words: tuple[str, ...], data: list[object], message: str
 ) -> None:
     target = place.root / "a.tar.gz"
     done = place.stream("archive", "-", "-o", target, *words, data=ndjson(*data))
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
     assert not target.exists()
 
 
 def test_a_run_id_that_is_given(place: Place) -> None:
-    code, _, files = archived(
-        place, b"\n".join(stream_of({**layers(), **artifacts()})), "--run-id", RUN
+    code, _, files = archive_stream(
+        place, b"\n".join(split_lines({**make_layers(), **make_artifacts()})), "--run-id", RUN
     )
     assert code == 0
     assert json.loads(files[ARCHIVE_MANIFEST])["run_id"] == RUN
@@ -412,7 +424,9 @@ def test_memory_is_flat(place: Place, tmp_path: Path, step: int) -> None:
     count = 1_000_000 // step
     source = tmp_path / "records"
     with source.open("wb") as file:
-        line = ndjson(opened(0, "/0")).replace(b'"seq":0', b'"seq":%d').replace(b"/0", b"/%d")
+        line = (
+            ndjson(make_open_event(0, "/0")).replace(b'"seq":0', b'"seq":%d').replace(b"/0", b"/%d")
+        )
         file.writelines(line % (seq, seq % 999) for seq in range(count))
     size = source.stat().st_size
     assert size > (200 << 20) // step
@@ -430,7 +444,7 @@ def test_what_a_run_wrote_does_not_glue_together(place: Place) -> None:
     run = observe(place, "--kernel", "auto", "--run-id", RUN, "--", "true", check=False).folder
     names = [HEALTH_FILE, SURFACE_FILE, COMPANION_FILE]
     glued = b"".join((run / name).read_bytes() for name in (*names, *LAYER_FILES))
-    code, said, files = archived(place, glued)
-    assert code == 0, said
+    code, message, files = archive_stream(place, glued)
+    assert code == 0, message
     for name in names:
         assert files[name] == (run / name).read_bytes(), name

@@ -48,31 +48,38 @@ from tests.archive.samples import (
     RUN,
     SUMMARY,
     Files,
-    document,
+    derive_artifacts,
     encode,
-    framed,
-    items_of,
-    judged,
+    encode_document,
+    find_error_rules,
+    make_run_files,
+    make_runner_layer,
     ndjson,
-    recorded,
-    rules,
-    sealed,
-    tar_in,
-    written,
+    read_tar,
+    read_tar_items,
+    update_digests,
+    write_files_as_archive,
 )
 from tests.core.properties import feed
-from tests.evidence.raw import O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
+from tests.evidence.raw import (
+    O_CREAT,
+    O_WRONLY,
+    RAW_EVENTS,
+    raw,
+    raw_error,
+    raw_open,
+)
 from tests.sweeping import every
 
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
 DOCUMENTS = (SURFACE_FILE, CORRELATION_FILE, HEALTH_FILE, COMPANION_FILE)
 #: One of each kind of event, in one window, by two processes.
 EVENTS: tuple[RawEvent, ...] = (
-    opened("/work/in"),
-    opened("x", O_WRONLY | O_CREAT, resolved="/work/x", base="/work", mode=0o644),
-    failed("/work/none"),
-    opened("deep", resolved=None, marks=["walk_cut"]),
-    opened("/lib/x.so"),  # which is left out
+    raw_open("/work/in"),
+    raw_open("x", O_WRONLY | O_CREAT, resolved="/work/x", base="/work", mode=0o644),
+    raw_error("/work/none"),
+    raw_open("deep", resolved=None, marks=["walk_cut"]),
+    raw_open("/lib/x.so"),  # which is left out
     raw("fork", child=8),
     raw("exec", ret=0, path="/work/tool", resolved="/bin/true", argv=["tool", "a"], pid=8),
     raw("execve", ret=-2, path="/work/none", pid=8),
@@ -104,22 +111,24 @@ CAPTURE = RawCapture(
 )
 
 
-def rich(capture: RawCapture = CAPTURE, *, lost: int = 0) -> Files:
+def make_rich_files(capture: RawCapture = CAPTURE, *, lost: int = 0) -> Files:
     records = feed(Normalize(RUN), EVENTS)
     kernel = [encode(one) for one in records if isinstance(one, KernelEvent)]
-    beside = [encode(one) for one in records if isinstance(one, KernelDetail)]
+    details = [encode(one) for one in records if isinstance(one, KernelDetail)]
     if lost:
-        beside.append(encode(Gap(source="ebpf", lost=lost, reason="full", unit="events")))
+        details.append(encode(Gap(source="ebpf", lost=lost, reason="full", unit="events")))
         capture = replace(capture, dropped=lost, seen=capture.seen + lost)
         capture = replace(capture, cgroup="partial", cgroup_reasons=["events were lost"])
     call: dict[str, Any] = {"source": "agent", "tool_call_id": "c1", "tool": "Bash"}
-    told: dict[str, Any] = {"source": "gate", "source_event_type": "assay.tool.decision"}
+    decision: dict[str, Any] = {"source": "gate", "source_event_type": "assay.tool.decision"}
     named: dict[str, Any] = {"sdk_name": "sdk", "sdk_version": "1"}
     files = {
         KERNEL_FILE: b"".join(line + b"\n" for line in kernel),
-        DETAIL_FILE: b"".join(line + b"\n" for line in beside),
+        DETAIL_FILE: b"".join(line + b"\n" for line in details),
         POLICY_FILE: ndjson(
-            PolicyEvent(run_id=RUN, seq=0, **told, tool_call_id="c1", tool="Bash", decision="allow")
+            PolicyEvent(
+                run_id=RUN, seq=0, **decision, tool_call_id="c1", tool="Bash", decision="allow"
+            )
         ),
         SDK_FILE: ndjson(
             SdkEvent(run_id=RUN, seq=0, event_type="tool_call_started", **call, **named),
@@ -133,27 +142,27 @@ def rich(capture: RawCapture = CAPTURE, *, lost: int = 0) -> Files:
             )
         ),
     }
-    return remade(files, capture)
+    return rederive_artifacts(files, capture)
 
 
-def remade(files: Files, capture: RawCapture = CAPTURE) -> Files:
-    """With the artifacts that follow from its layers, whatever those say."""
-    made = judged(files, capture)
+def rederive_artifacts(files: Files, capture: RawCapture = CAPTURE) -> Files:
+    """With the artifacts that follow from its layers, whatever is in those."""
+    made = derive_artifacts(files, capture)
     companion = json.loads(made[COMPANION_FILE])
     companion["filtered"], companion["aside"] = {"loader": 1}, {"wrote": 1}
-    return {**files, **made, COMPANION_FILE: encode(companion), RUNNER_FILE: framed()}
+    return {**files, **made, COMPANION_FILE: encode(companion), RUNNER_FILE: make_runner_layer()}
 
 
-TOLD = {"tool_call_id": "c1", "pid": 7}
+MARKED_CALL = {"tool_call_id": "c1", "pid": 7}
 MARKED: tuple[tuple[Any, int, dict[str, Any]], ...] = (
     ("run_started", 0, {"home": f"/runs/{RUN}/{HOME}", "helpers": ["/usr/bin/tr"]}),
-    ("tool_call_started", 1, {**TOLD, "sdk_seq": 0, "command": "tool a"}),
-    ("tool_call_completed", COUNT - 1, {**TOLD, "sdk_seq": 1}),
+    ("tool_call_started", 1, {**MARKED_CALL, "sdk_seq": 0, "command": "tool a"}),
+    ("tool_call_completed", COUNT - 1, {**MARKED_CALL, "sdk_seq": 1}),
     ("run_finished", COUNT, {}),
 )
 
 
-def chained(files: Files) -> bytes:
+def link_again(files: Files) -> bytes:
     """Its last links, which are enough."""
     return ndjson(
         *(
@@ -169,17 +178,17 @@ def chained(files: Files) -> bytes:
     )
 
 
-def found(files: Files) -> set[str]:
+def find_broken_rules(files: Files) -> set[str]:
     """The rules that are broken in an archive of these files, without the archive around them."""
-    book = VerifyReport("x", Limits(), False)
-    _examine(book, files)
-    return {item.rule for item in book.findings if item.severity == "error"}
+    report = VerifyReport("x", Limits(), False)
+    _verify_files(report, files)
+    return {item.rule for item in report.findings if item.severity == "error"}
 
 
-def _examine(book: VerifyReport, files: Files) -> None:
-    book.names = {*files}
-    examination = VerifySession(book)
-    for name in reading_order(book.names):
+def _verify_files(report: VerifyReport, files: Files) -> None:
+    report.names = {*files}
+    examination = VerifySession(report)
+    for name in reading_order(report.names):
         examination.begin(name)
         examination.feed(files[name])
         examination.end()
@@ -188,24 +197,24 @@ def _examine(book: VerifyReport, files: Files) -> None:
     examination.close()
 
 
-def variants(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+def iter_variants(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """The same with one thing in it changed, dropped or added, and where that is."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield f"{place}.{key}", {name: one for name, one in value.items() if name != key}
             if key in WORDS:
                 yield f"{place}{{}}", {WORDS.get(name, name): one for name, one in value.items()}
-            for where, other in variants(inner, f"{place}.{key}"):
+            for where, other in iter_variants(inner, f"{place}.{key}"):
                 yield where, {**value, key: other}
         yield place, {**value, "more": 1}
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield place, value[:index] + value[index + 1 :]
-            for where, other in variants(inner, f"{place}[]"):
+            for where, other in iter_variants(inner, f"{place}[]"):
                 yield where, [*value[:index], other, *value[index + 1 :]]
         yield place, [*value, "more"]
     else:
-        yield from ((place, other) for other in others(value))
+        yield from ((place, other) for other in iter_other_values(value))
 
 
 #: Another word of the same vocabulary.
@@ -240,7 +249,7 @@ WORDS = {
 }
 
 
-def others(value: Any) -> Iterator[Any]:
+def iter_other_values(value: Any) -> Iterator[Any]:
     """Of the same type, and of another one."""
     if isinstance(value, bool):
         yield not value
@@ -251,16 +260,16 @@ def others(value: Any) -> Iterator[Any]:
     yield from (one for one in (None, 7, "x", True) if type(one) is not type(value))
 
 
-#: What nothing else in an archive says, and why.
+#: What follows from nothing else in an archive, and why.
 FREE = {
-    # Who runs the agent says it, and the run's own documents where there are any.
+    # Who runs the agent states it, and the run's own documents where there are any.
     (RUNNER_FILE, ".agent_shim"),
     (RUNNER_FILE, ".command"),
     (RUNNER_FILE, ".command[]"),
     (RUNNER_FILE, ".env_keys"),
     (RUNNER_FILE, ".window_elapsed_ms"),
     # Arguments and results of a call that only it knows.
-    (KERNEL_FILE, ".flags"),  # but for those that the access and the operations say again
+    (KERNEL_FILE, ".flags"),  # but for those that the access and the operations repeat
     (KERNEL_FILE, ".mode"),
     (KERNEL_FILE, ".return_value"),  # of a success: the number of a descriptor
     (KERNEL_FILE, ".pid"),  # of an event without a detail
@@ -276,11 +285,11 @@ FREE = {
     (DETAIL_FILE, ".return_value"),  # of a send: bytes
     (DETAIL_FILE, ".size"),
     (DETAIL_FILE, ".uid"),
-    # Where something was lost is the gap's place; who says so, and why, is for people.
+    # Where something was lost is the gap's place; the source and the reason are for people.
     (DETAIL_FILE, ".reason"),
     (DETAIL_FILE, ".source"),
     (DETAIL_FILE, ".unit"),
-    # What somebody says of himself.
+    # What a program states of itself.
     (MARKERS_FILE, ".clock"),
     (MARKERS_FILE, ".command"),
     (MARKERS_FILE, ".helpers"),
@@ -298,38 +307,38 @@ FREE = {
 }
 
 
-def changed(files: Files, name: str) -> Iterator[tuple[str, Files]]:
+def iter_rewritten(files: Files, name: str) -> Iterator[tuple[str, Files]]:
     """One thing in one file, and everything that depends on its bytes alone."""
     is_document = name.endswith(".json")
     lines = [files[name]] if is_document else files[name].splitlines()
     for index, line in enumerate(lines):
         whole = json.loads(line)
-        for place, other in variants(whole):
-            # A null that may be left out says the same there as not.
+        for place, other in iter_variants(whole):
+            # A null that may be left out means the same there as not.
             if other == whole or ({**whole, **other} == whole and whole[place[1:]] is None):
                 continue
             text = json.dumps(other, separators=(",", ":"), ensure_ascii=False).encode()
             spoiled = (*lines[:index], text, *lines[index + 1 :])
             data = text if is_document else b"".join(one + b"\n" for one in spoiled)
             made = {**files, name: data}
-            yield place, {**made, CHAIN_FILE: chained(made)}
+            yield place, {**made, CHAIN_FILE: link_again(made)}
 
 
 @every(5)
 @pytest.mark.parametrize("state", ["whole", "lossy"])
 def test_every_field_is_implied_by_something_else(state: str, step: int) -> None:
-    files = rich(lost=3 if state == "lossy" else 0)
-    files[CHAIN_FILE] = chained(files)
-    assert found(files) == set()
+    files = make_rich_files(lost=3 if state == "lossy" else 0)
+    files[CHAIN_FILE] = link_again(files)
+    assert find_broken_rules(files) == set()
     numbers: dict[tuple[str, str], int] = {}
     free, tried, count = set(), set(), 0
     for name in (*DOCUMENTS, *LAYERS, RUNNER_FILE):
-        for place, spoiled in changed(files, name):
+        for place, spoiled in iter_rewritten(files, name):
             if numbers.setdefault((name, place), len(numbers)) % step:
                 continue
             tried.add((name, place))
             count += 1
-            if not found(spoiled):
+            if not find_broken_rules(spoiled):
                 free.add((name, place))
     assert count > 2500 // step
     gaps = {(DETAIL_FILE, place) for place in (".reason", ".source", ".unit")}
@@ -340,8 +349,8 @@ def test_every_field_is_implied_by_something_else(state: str, step: int) -> None
         assert FREE & tried - gaps - free == set()
 
 
-def summed(files: Files) -> dict[str, Any]:
-    """What the summary of a run says of its evidence."""
+def summarize_evidence(files: Files) -> dict[str, Any]:
+    """What the summary of a run states of its evidence."""
     health, report = json.loads(files[HEALTH_FILE]), json.loads(files[CORRELATION_FILE])
     return {
         "kernel_layer": health["kernel_layer"],
@@ -354,17 +363,23 @@ def summed(files: Files) -> dict[str, Any]:
 
 
 def test_what_is_examined_here_is_what_verify_examines(tmp_path: Path) -> None:
-    files = {**recorded(), **rich()}
-    files = sealed({**files, SUMMARY_FILE: document(replace(SUMMARY, **summed(files)))})
+    files = {**make_run_files(), **make_rich_files()}
+    files = update_digests(
+        {**files, SUMMARY_FILE: encode_document(replace(SUMMARY, **summarize_evidence(files)))}
+    )
     whole = tmp_path / "a.tar.gz"
-    assert verify(written(whole, files)).findings == []
-    assert found(files) == set()
+    assert verify(write_files_as_archive(whole, files)).findings == []
+    assert find_broken_rules(files) == set()
     surface = files[SURFACE_FILE].replace(b"/work/y", b"/work/z")
-    spoiled = sealed({**files, SURFACE_FILE: surface})
-    assert rules(written(whole, spoiled)) == found(spoiled) == {"contract.surface"}
+    spoiled = update_digests({**files, SURFACE_FILE: surface})
+    assert (
+        find_error_rules(write_files_as_archive(whole, spoiled))
+        == find_broken_rules(spoiled)
+        == {"contract.surface"}
+    )
 
 
-def plausible(event: RawEvent) -> RawEvent:
+def make_plausible(event: RawEvent) -> RawEvent:
     """With a result that its call can have, and a path only where it has one."""
     ret = event.ret
     if event.call == "io_uring_setup":
@@ -378,20 +393,20 @@ def plausible(event: RawEvent) -> RawEvent:
     return replace(event, ret=ret)
 
 
-@given(st.lists(RAW_EVENTS.map(plausible), max_size=12))
+@given(st.lists(RAW_EVENTS.map(make_plausible), max_size=12))
 def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> None:
     records = feed(Normalize(RUN), events)
     kernel = [encode(one) for one in records if isinstance(one, KernelEvent)]
-    beside = [encode(one) for one in records if isinstance(one, KernelDetail)]
+    details = [encode(one) for one in records if isinstance(one, KernelDetail)]
     with closing(LayerReplay()) as replay:
-        for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, beside)):
+        for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, details)):
             replay.take_records(name, LAYER_DECODERS[name].decode_lines(b"\n".join(some)))
         replay.finish()
         assert replay.mismatched_details == []
         assert replay.scopes().total() == replay.events == len(kernel)
 
 
-# ---------------------------------------------------------------- the feed's books
+# ---------------------------------------------------------------- the feed's counters
 
 UNBALANCED: list[tuple[str, dict[str, Any]]] = [
     ("got", {"got": 1, "seen": 1}),
@@ -417,17 +432,19 @@ UNBALANCED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def told_of(files: Files) -> str:
-    book = VerifyReport("x", Limits(), False)
-    _examine(book, files)
-    return " | ".join(item.message for item in book.findings if item.rule == "contract.books")
+def join_counter_messages(files: Files) -> str:
+    report = VerifyReport("x", Limits(), False)
+    _verify_files(report, files)
+    return " | ".join(item.message for item in report.findings if item.rule == "contract.books")
 
 
 @pytest.mark.parametrize(("field", "changes"), UNBALANCED)
-def test_books_that_do_not_balance(field: str, changes: dict[str, Any]) -> None:
-    """With a health that says the same, so that it is the books alone that give it away."""
+def test_counters_that_do_not_balance(field: str, changes: dict[str, Any]) -> None:
+    """With a health that states the same, so that the counters alone give it away."""
     capture = replace(CAPTURE, **changes)
-    assert f"$.capture.{field}: ".replace("capture.capture", "capture") in told_of(rich(capture))
+    assert f"$.capture.{field}: ".replace("capture.capture", "capture") in join_counter_messages(
+        make_rich_files(capture)
+    )
 
 
 LEFT_OUT: list[dict[str, Any]] = [
@@ -446,32 +463,32 @@ LEFT_OUT: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", LEFT_OUT)
 def test_what_was_left_out_is_accounted_for(changes: dict[str, Any]) -> None:
-    files = rich()
-    files[CHAIN_FILE] = chained(files)
+    files = make_rich_files()
+    files[CHAIN_FILE] = link_again(files)
     companion = {**json.loads(files[COMPANION_FILE]), **changes}
-    assert told_of({**files, COMPANION_FILE: encode(companion)})
+    assert join_counter_messages({**files, COMPANION_FILE: encode(companion)})
 
 
 def test_an_event_of_another_scope_is_not_clean() -> None:
-    files = rich()
+    files = make_rich_files()
     lines = files[DETAIL_FILE].splitlines()
     lines[0] = lines[0][:-1] + b',"scope":"tree"}'
     files[DETAIL_FILE] = b"".join(line + b"\n" for line in lines)
-    told = told_of(files)
-    assert "$.capture.cgroup: clean, and there are events of the scope 'tree'" in told
-    assert "1 lines are of the scope 'tree'" in told
+    decision = join_counter_messages(files)
+    assert "$.capture.cgroup: clean, and there are events of the scope 'tree'" in decision
+    assert "1 lines are of the scope 'tree'" in decision
 
 
-def test_where_nobody_knows_what_was_lost_the_books_need_not_balance() -> None:
+def test_where_nobody_knows_what_was_lost_the_counters_need_not_balance() -> None:
     unsure = {"cgroup": "partial", "cgroup_reasons": ["it was killed"]}
     unknown = replace(CAPTURE, got=1, seen=1, scopes={}, unknown_loss="it was killed", **unsure)
-    assert told_of(rich(unknown)) == ""
+    assert join_counter_messages(make_rich_files(unknown)) == ""
 
 
-# ---------------------------------------------------------------- lines that no feed tells
+# ---------------------------------------------------------------- lines that no feed writes
 
-#: Of one line: which it is, what it says then, and the rule that this breaks.
-UNTOLD: list[tuple[str, bytes, bytes, str]] = [
+#: Of one line: which it is, what it is changed to, and the rule that this breaks.
+IMPOSSIBLE: list[tuple[str, bytes, bytes, str]] = [
     (KERNEL_FILE, b'"1.2.3.4:443"', b'"nonsense"', "contract.kernel_event"),
     (KERNEL_FILE, b'"1.2.3.4:443"', b'"1.2.3.4:99999"', "contract.kernel_event"),
     (KERNEL_FILE, b'"1.2.3.4:443"', b'"[1.2.3.4]:443"', "contract.kernel_event"),
@@ -492,20 +509,20 @@ UNTOLD: list[tuple[str, bytes, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new", "rule"), UNTOLD)
-def test_what_no_feed_tells(name: str, old: bytes, new: bytes, rule: str) -> None:
+@pytest.mark.parametrize(("name", "old", "new", "rule"), IMPOSSIBLE)
+def test_lines_that_no_feed_writes(name: str, old: bytes, new: bytes, rule: str) -> None:
     """With artifacts that follow from it."""
-    files = rich()
+    files = make_rich_files()
     assert old in files[name]
-    made = remade({**files, name: files[name].replace(old, new, 1)})
-    made[CHAIN_FILE] = chained(made)
-    assert rule in found(made)
+    made = rederive_artifacts({**files, name: files[name].replace(old, new, 1)})
+    made[CHAIN_FILE] = link_again(made)
+    assert rule in find_broken_rules(made)
 
 
 def test_no_event_lacks_its_detail() -> None:
-    """Where a rename led, only its detail says. But for those that may have none: a connect is
+    """Where a rename led is only in its detail. But for those that may have none: a connect is
     one that succeeded then."""
-    files = rich()
+    files = make_rich_files()
     lines = files[DETAIL_FILE].splitlines(keepends=True)
     for number, line in enumerate(lines):
         if (
@@ -515,9 +532,9 @@ def test_no_event_lacks_its_detail() -> None:
         ):
             continue
         rest = b"".join((*lines[:number], *lines[number + 1 :]))
-        made = remade({**files, DETAIL_FILE: rest})
-        made[CHAIN_FILE] = chained(made)
-        assert "contract.detail" in found(made), line
+        made = rederive_artifacts({**files, DETAIL_FILE: rest})
+        made[CHAIN_FILE] = link_again(made)
+        assert "contract.detail" in find_broken_rules(made), line
 
 
 REFERENCE: list[tuple[str, dict[str, Any], set[str]]] = [
@@ -535,13 +552,13 @@ REFERENCE: list[tuple[str, dict[str, Any], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "broken"), REFERENCE)
-def test_what_the_reference_never_says(
-    tmp_path: Path, name: str, said: dict[str, Any], broken: set[str]
+@pytest.mark.parametrize(("name", "changes", "broken"), REFERENCE)
+def test_what_the_reference_never_writes(
+    tmp_path: Path, name: str, changes: dict[str, Any], broken: set[str]
 ) -> None:
-    files = dict(items_of(tar_in(ARCHIVES[0])))
+    files = dict(read_tar_items(read_tar(ARCHIVES[0])))
     run_id = json.loads(files.pop(ARCHIVE_MANIFEST))["run_id"]
     target = tmp_path / "a.tar.gz"
-    assert rules(written(target, files, run_id)) == set()
-    files[name] = encode({**json.loads(files[name]), **said})
-    assert rules(written(target, files, run_id)) == broken
+    assert find_error_rules(write_files_as_archive(target, files, run_id)) == set()
+    files[name] = encode({**json.loads(files[name]), **changes})
+    assert find_error_rules(write_files_as_archive(target, files, run_id)) == broken

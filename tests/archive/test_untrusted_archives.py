@@ -1,4 +1,4 @@
-"""Archives of strangers: what they would lead to, and what they may cost."""
+"""Archives of unknown origin: what they would lead to, and what they may cost."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stream.records.artifacts import HEALTH_FILE, KERNEL_FILE
 from stream.verify.session import verify
 from tests.archive.samples import (
     Files,
-    items_of,
+    build_tar,
+    compress_tar,
+    find_error_rules,
+    make_open_event,
+    make_small_files,
     ndjson,
-    opened,
-    packed,
-    rules,
-    small,
-    tar_in,
-    tar_of,
-    written,
+    read_tar,
+    read_tar_items,
+    write_files_as_archive,
 )
 from tests.cli.command import Place
 from tests.cli.conftest import check_place, make_place
@@ -36,24 +36,24 @@ __all__ = ["check_place"]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return small(tmp_path_factory.mktemp("small"))
+    return make_small_files(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture
 def tar(files: Files, tmp_path: Path) -> bytes:
-    return tar_in(written(tmp_path / "good.tar.gz", files))
+    return read_tar(write_files_as_archive(tmp_path / "good.tar.gz", files))
 
 
-def found(tmp_path: Path, tar: bytes, limits: Limits | None = None) -> set[str]:
+def find_rules(tmp_path: Path, tar: bytes, limits: Limits | None = None) -> set[str]:
     target = tmp_path / "x.tar.gz"
-    target.write_bytes(packed(tar))
+    target.write_bytes(compress_tar(tar))
     return {item.rule for item in verify(target, limits).findings}
 
 
 # ---------------------------------------------------------------- entries
 
 
-def summed(block: bytearray) -> bytes:
+def update_checksum(block: bytearray) -> bytes:
     block[148:156] = b" " * 8
     block[148:156] = b"%07o\0" % sum(block)
     return bytes(block)
@@ -80,8 +80,8 @@ def summed(block: bytearray) -> bytes:
 def test_only_regular_files(tmp_path: Path, tar: bytes, kind: bytes, rule: str) -> None:
     block = bytearray(encode_header(b"artifacts/x", 0))
     block[156:157] = kind
-    spoiled = tar[: -2 * BLOCK] + summed(block) + bytes(2 * BLOCK)
-    assert rule in found(tmp_path, spoiled)
+    spoiled = tar[: -2 * BLOCK] + update_checksum(block) + bytes(2 * BLOCK)
+    assert rule in find_rules(tmp_path, spoiled)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_only_regular_files(tmp_path: Path, tar: bytes, kind: bytes, rule: str) 
     ],
 )
 def test_names(tmp_path: Path, tar: bytes, name: str, rule: str) -> None:
-    items = [*items_of(tar), (name, b"")]
-    assert rule in found(tmp_path, tar_of(*items))
+    items = [*read_tar_items(tar), (name, b"")]
+    assert rule in find_rules(tmp_path, build_tar(*items))
 
 
 def test_a_name_that_is_not_utf8(tmp_path: Path, tar: bytes) -> None:
     spoiled = tar[: -2 * BLOCK] + encode_header(b"a\xff", 0) + bytes(2 * BLOCK)
-    assert "security.name" in found(tmp_path, spoiled)
+    assert "security.name" in find_rules(tmp_path, spoiled)
 
 
 @pytest.mark.parametrize(
@@ -136,20 +136,20 @@ def test_every_field_of_a_header(
     """With a checksum that is right: that one alone would be caught as well."""
     block = bytearray(tar[:BLOCK])
     block[start : start + len(data)] = data
-    assert found(tmp_path, summed(block) + tar[BLOCK:]) == {rule}
+    assert find_rules(tmp_path, update_checksum(block) + tar[BLOCK:]) == {rule}
     block = bytearray(tar[:BLOCK])
     block[start] ^= 1
-    assert found(tmp_path, bytes(block) + tar[BLOCK:]) == {"integrity.header"}
+    assert find_rules(tmp_path, bytes(block) + tar[BLOCK:]) == {"integrity.header"}
 
 
 def test_padding_is_empty(tmp_path: Path, files: Files) -> None:
     items = sorted(files.items())
-    tar = tar_of(*items)
+    tar = build_tar(*items)
     name, data = items[-1]
     end = tar.index(data) + len(data)
     assert len(data) % BLOCK, name
     spoiled = tar[:end] + b"x" + tar[end + 1 :]
-    assert "security.hidden_bytes" in found(tmp_path, spoiled)
+    assert "security.hidden_bytes" in find_rules(tmp_path, spoiled)
 
 
 def test_a_long_name_is_for_a_long_name(tmp_path: Path, tar: bytes) -> None:
@@ -157,36 +157,36 @@ def test_a_long_name_is_for_a_long_name(tmp_path: Path, tar: bytes) -> None:
     good = encode_header(name, 0)
     rest = tar[: -2 * BLOCK]
     end = bytes(2 * BLOCK)
-    assert found(tmp_path, rest + good + end) == {
+    assert find_rules(tmp_path, rest + good + end) == {
         *("contract.listed", "integrity.extra", "integrity.order"),
     }
     other = good[: 2 * BLOCK] + encode_header(b"short", 0)
-    assert "security.renaming" in found(tmp_path, rest + other + end)
+    assert "security.renaming" in find_rules(tmp_path, rest + other + end)
     twice = good[: 2 * BLOCK] + good
-    assert "security.renaming" in found(tmp_path, rest + twice + end)
+    assert "security.renaming" in find_rules(tmp_path, rest + twice + end)
     tail = good[: BLOCK + 131] + b"more" + good[BLOCK + 135 :]
-    assert "security.hidden_bytes" in found(tmp_path, rest + tail + end)
+    assert "security.hidden_bytes" in find_rules(tmp_path, rest + tail + end)
 
 
 def test_what_another_tar_writes(tmp_path: Path, files: Files) -> None:
-    """The same files: but with times, owners and modes that say where it was made."""
+    """The same files: but with times, owners and modes that show where it was made."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size, member.mtime, member.pax_headers = len(data), 1.5, {"path": "other"}
             tar.addfile(member, io.BytesIO(data))
-    assert {"security.renaming", "security.header"} <= found(tmp_path, made.getvalue())
+    assert {"security.renaming", "security.header"} <= find_rules(tmp_path, made.getvalue())
 
 
-def test_an_ordinary_tar_is_told_as_one(tmp_path: Path) -> None:
+def test_an_ordinary_tar_is_reported_as_one(tmp_path: Path) -> None:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
         member = tarfile.TarInfo("raw.ndjson")
         member.uname = "dev"
         tar.addfile(member)
     target = tmp_path / "x.tar.gz"
-    target.write_bytes(packed(made.getvalue()))
+    target.write_bytes(compress_tar(made.getvalue()))
     messages = {item.message for item in verify(target).findings}
     assert {
         "made by another tar, or changed: the type of a regular file is '0', not NUL",
@@ -198,7 +198,7 @@ def test_an_ordinary_tar_is_told_as_one(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- gzip
 
 
-def raw_gzip(tar: bytes, header: bytes) -> bytes:
+def compress_with_header(tar: bytes, header: bytes) -> bytes:
     engine = zlib.compressobj(6, zlib.DEFLATED, -15)
     body = engine.compress(tar) + engine.flush()
     return header + body + struct.pack("<II", zlib.crc32(tar), len(tar))
@@ -225,33 +225,33 @@ def test_a_gzip_header_with_more_in_it(
     tmp_path: Path, tar: bytes, header: bytes, what: str
 ) -> None:
     target = tmp_path / "x.tar.gz"
-    target.write_bytes(raw_gzip(tar, header))
-    (told,) = verify(target).findings
-    assert (told.rule, told.severity) == ("packing.gzip", "warning")
-    assert what in told.message
+    target.write_bytes(compress_with_header(tar, header))
+    (findings,) = verify(target).findings
+    assert (findings.rule, findings.severity) == ("packing.gzip", "warning")
+    assert what in findings.message
 
 
 @pytest.mark.parametrize("header", UNREADABLE, ids=len)
 def test_a_gzip_header_that_cannot_be_read(tmp_path: Path, tar: bytes, header: bytes) -> None:
     target = tmp_path / "x.tar.gz"
-    target.write_bytes(raw_gzip(tar, header))
-    assert rules(target) == {"security.gzip_header"}
+    target.write_bytes(compress_with_header(tar, header))
+    assert find_error_rules(target) == {"security.gzip_header"}
 
 
 @pytest.mark.parametrize("header", [b"\x1f\x8b\x08\0\0\0\0\0\0\x03", HEADERS[0][0]])
 @pytest.mark.parametrize("data", [b"{}\n", b"", b"text\n" * 1000])
 def test_what_was_compressed_is_no_archive(tmp_path: Path, header: bytes, data: bytes) -> None:
     target = tmp_path / "x.gz"
-    target.write_bytes(raw_gzip(data, header))
+    target.write_bytes(compress_with_header(data, header))
     with pytest.raises(InputError, match="what is compressed in it is no tar"):
         verify(target)
 
 
 def test_a_second_member(tmp_path: Path, tar: bytes) -> None:
     target = tmp_path / "x.tar.gz"
-    for more in (packed(b""), packed(tar), packed(b"hidden")):
-        target.write_bytes(packed(tar) + more)
-        assert rules(target) == {"security.hidden_bytes"}
+    for more in (compress_tar(b""), compress_tar(tar), compress_tar(b"hidden")):
+        target.write_bytes(compress_tar(tar) + more)
+        assert find_error_rules(target) == {"security.hidden_bytes"}
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"PK\x03\x04", b"\x1f", b"{}\n"])
@@ -278,7 +278,7 @@ def test_not_there_and_not_readable(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- limits
 
 
-def bomb(target: Path, name: str, size: int, piece: bytes = bytes(1 << 20)) -> None:
+def write_bomb(target: Path, name: str, size: int, piece: bytes = bytes(1 << 20)) -> None:
     """One huge file in an archive, never held as a whole."""
     engine = zlib.compressobj(9, zlib.DEFLATED, -15)
 
@@ -297,27 +297,27 @@ def bomb(target: Path, name: str, size: int, piece: bytes = bytes(1 << 20)) -> N
 def test_a_bomb_stops_at_the_limit(tmp_path: Path, name: str) -> None:
     place = make_place(tmp_path)
     target = tmp_path / "bomb.tar.gz"
-    bomb(target, name, 300 << 20)
+    write_bomb(target, name, 300 << 20)
     assert target.stat().st_size < 1 << 20
     done = place.measured("verify", "--max-decoded", "256M", target)
     assert done.code == 1
     assert "more than 268435456 bytes decoded" in done.err
     assert done.peak < 160 << 20
-    check(place)
+    check_memory(place)
 
 
 def test_a_bomb_of_lines(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     target = tmp_path / "bomb.tar.gz"
-    bomb(target, KERNEL_FILE, 200 << 20, b"\n" * (1 << 20))
+    write_bomb(target, KERNEL_FILE, 200 << 20, b"\n" * (1 << 20))
     done = place.measured("verify", "--max-lines", "1000000", target)
     assert done.code == 1
     assert b"more than 1000000 lines" in done.out
     assert done.peak < 120 << 20
-    check(place)
+    check_memory(place)
 
 
-def check(place: Place) -> None:
+def check_memory(place: Place) -> None:
     (place.root / "peak").unlink()
     check_place(place)
 
@@ -335,42 +335,44 @@ def check(place: Place) -> None:
     ],
 )
 def test_every_limit(tmp_path: Path, tar: bytes, limits: Limits, rule: str) -> None:
-    assert rule in found(tmp_path, tar, limits)
-    assert found(tmp_path, tar) == set()
+    assert rule in find_rules(tmp_path, tar, limits)
+    assert find_rules(tmp_path, tar) == set()
 
 
 def test_a_ratio(tmp_path: Path) -> None:
     target = tmp_path / "bomb.tar.gz"
-    bomb(target, "artifacts/x", 50 << 20)
+    write_bomb(target, "artifacts/x", 50 << 20)
     assert "limit.ratio" in {item.rule for item in verify(target, Limits(ratio=100)).findings}
     assert "limit.ratio" not in {item.rule for item in verify(target).findings}
 
 
 @pytest.mark.parametrize("length", [99, 100, 101, 3000, 3 << 20])
 def test_a_long_line_is_named_by_its_number(tmp_path: Path, files: Files, length: int) -> None:
-    """Wherever it stands, and however it is cut; the lines after it are judged as ever."""
-    lines = [ndjson(opened(seq, "/a")) for seq in (0, 1, 2)]
+    """Wherever it stands, and however it is cut; the lines after it are checked as ever."""
+    lines = [ndjson(make_open_event(seq, "/a")) for seq in (0, 1, 2)]
     limits = Limits(line=max(map(len, lines)))
     long = b"x" * (limits.line + length) + b"\n"
     for place in range(3):
         spoiled = b"".join((*lines[:place], long, *lines[place:]))
-        target = written(tmp_path / "x.tar.gz", {**files, KERNEL_FILE: spoiled})
-        told = [(item.rule, item.line) for item in verify(target, limits).findings]
-        assert ("limit.line", place + 1) in told
-        assert [rule for rule, _ in told if rule == "contract.seq"] == []
+        target = write_files_as_archive(tmp_path / "x.tar.gz", {**files, KERNEL_FILE: spoiled})
+        findings = [(item.rule, item.line) for item in verify(target, limits).findings]
+        assert ("limit.line", place + 1) in findings
+        assert [rule for rule, _ in findings if rule == "contract.seq"] == []
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 def test_nested_without_end(tmp_path: Path, files: Files, opening: bytes) -> None:
     deep = opening * 200_000
     for name in files:
-        target = written(tmp_path / "x.tar.gz", {**files, name: deep + b"\n"})
+        target = write_files_as_archive(tmp_path / "x.tar.gz", {**files, name: deep + b"\n"})
         if not name.startswith("artifacts/"):
-            assert rules(target), name
+            assert find_error_rules(target), name
 
 
 def test_findings_do_not_pile_up(tmp_path: Path, files: Files) -> None:
-    target = written(tmp_path / "x.tar.gz", {**files, KERNEL_FILE: b"{}\n" * 300_000})
-    book = verify(target)
-    assert len(book.findings) < 200
-    assert book.total > 300_000
+    target = write_files_as_archive(
+        tmp_path / "x.tar.gz", {**files, KERNEL_FILE: b"{}\n" * 300_000}
+    )
+    report = verify(target)
+    assert len(report.findings) < 200
+    assert report.total > 300_000

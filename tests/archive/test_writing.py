@@ -40,44 +40,44 @@ from tests.archive.samples import (
     ARCHIVES,
     RUN,
     Files,
-    entries,
-    items_of,
+    find_error_rules,
+    make_entries,
+    make_run_files,
+    make_small_files,
     pack_run,
-    put,
-    recorded,
-    rules,
-    run_folder,
-    sealed,
-    small,
-    tar_in,
-    written,
+    read_tar,
+    read_tar_items,
+    update_digests,
+    write_files,
+    write_files_as_archive,
+    write_run_folder,
 )
 from tests.cli.command import STREAM
 
 
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.stem)
 def test_the_reference_is_written_again_byte_for_byte(path: Path, tmp_path: Path) -> None:
-    files = dict(items_of(tar_in(path)))
+    files = dict(read_tar_items(read_tar(path)))
     run_id = json.loads(files.pop(ARCHIVE_MANIFEST))["run_id"]
-    assert tar_in(written(tmp_path / "a.tar.gz", files, run_id)) == tar_in(path)
+    assert read_tar(write_files_as_archive(tmp_path / "a.tar.gz", files, run_id)) == read_tar(path)
 
 
 def test_the_order_is_the_contracts(tmp_path: Path) -> None:
-    files = small(tmp_path / "run")
+    files = make_small_files(tmp_path / "run")
     target = tmp_path / "a.tar.gz"
-    write_archive(target, list(reversed(entries(files))), RUN)
-    names = [name for name, _ in items_of(tar_in(target))]
+    write_archive(target, list(reversed(make_entries(files))), RUN)
+    names = [name for name, _ in read_tar_items(read_tar(target))]
     others = sorted({*files} - {*V0_FILES}, key=str.encode)
     assert names == [ARCHIVE_MANIFEST, *V0_FILES, *others]
 
 
 def test_other_programs_read_it(tmp_path: Path) -> None:
-    files = small(tmp_path / "run")
+    files = make_small_files(tmp_path / "run")
     long_name = "artifacts/" + "n" * (LONGEST_NAME - len("artifacts/"))
     files[long_name] = b"long"
     files["artifacts/é.txt"] = b"accent"
-    files = sealed(files)
-    target = written(tmp_path / "a.tar.gz", files)
+    files = update_digests(files)
+    target = write_files_as_archive(tmp_path / "a.tar.gz", files)
     with tarfile.open(target) as tar:
         assert {*tar.getnames()} == {*files, ARCHIVE_MANIFEST}
         for member in tar:
@@ -90,11 +90,11 @@ def test_other_programs_read_it(tmp_path: Path) -> None:
     listed = subprocess.run(["tar", "tzf", target], capture_output=True, check=True)
     assert long_name.encode() in listed.stdout.splitlines()
     subprocess.run(["gzip", "-t", target], check=True)
-    assert rules(target) == set()
+    assert find_error_rules(target) == set()
 
 
 @given(st.integers(0, 8**12))
-def test_a_header_says_its_size(size: int) -> None:
+def test_a_header_states_its_size(size: int) -> None:
     member = tarfile.TarInfo.frombuf(encode_header(b"a/b", size), "utf-8", "strict")
     assert (member.name, member.size) == ("a/b", size)
 
@@ -122,7 +122,7 @@ ROUND = [
 
 
 def test_the_same_evidence_gives_the_same_tar(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     made = []
     for number, (zone, mask, seed, locale) in enumerate(ROUND):
         copy = tmp_path / f"copy{number}"
@@ -134,14 +134,14 @@ def test_the_same_evidence_gives_the_same_tar(tmp_path: Path) -> None:
         env = {**os.environ, "TZ": zone, "PYTHONHASHSEED": seed, "LC_ALL": locale}
         argv = [sys.executable, "-c", _ARCHIVE, str(copy), str(target), mask]
         subprocess.run(argv, env=env, check=True)
-        made.append(tar_in(target))
+        made.append(read_tar(target))
     assert made[0] == made[1] == made[2]
     assert len(made[0]) > 10_000
 
 
 @pytest.mark.usefixtures("needs_root")
 def test_whose_files_they_are_does_not_matter(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     pack_run(folder, tmp_path / "a.tar.gz")
     for path in folder.rglob("*"):
         os.chown(path, 12345, 23456)
@@ -150,7 +150,7 @@ def test_whose_files_they_are_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_a_gzip_header_without_name_and_time(tmp_path: Path) -> None:
-    target = written(tmp_path / "a.tar.gz", small(tmp_path / "run"))
+    target = write_files_as_archive(tmp_path / "a.tar.gz", make_small_files(tmp_path / "run"))
     data = target.read_bytes()
     assert data[:10] == b"\x1f\x8b\x08\x10\0\0\0\0\0\x03"
     assert data[10:82] == b"sha256:" + sha256(data[82:]).hexdigest().encode() + b"\0"
@@ -159,8 +159,8 @@ def test_a_gzip_header_without_name_and_time(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what goes in
 
 
-def test_what_an_agent_left_beside_the_record_stays_out(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+def test_what_an_agent_left_in_the_run_folder_stays_out(tmp_path: Path) -> None:
+    folder = write_run_folder(tmp_path / "run")
     pack_run(folder, tmp_path / "a.tar.gz")
     (folder / "workspace").mkdir()
     (folder / "workspace" / "secret").write_text("mine")
@@ -172,22 +172,22 @@ def test_what_an_agent_left_beside_the_record_stays_out(tmp_path: Path) -> None:
     assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
 
 
-def _link(path: Path) -> None:
+def _make_link(path: Path) -> None:
     path.symlink_to("/etc/passwd")
 
 
-def _fifo(path: Path) -> None:
+def _make_fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-def _folder_link(path: Path) -> None:
+def _make_folder_link(path: Path) -> None:
     path.symlink_to("/etc")
 
 
-@pytest.mark.parametrize("plant", [_link, _fifo, _folder_link])
+@pytest.mark.parametrize("plant", [_make_link, _make_fifo, _make_folder_link])
 @pytest.mark.parametrize("place", ["artifacts/x", "layers/x", "boundary.ndjson"])
 def test_a_planted_link_is_refused(tmp_path: Path, plant: object, place: str) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     assert callable(plant)
     plant(folder / place)
     with pytest.raises(InputError, match=f"{place}: a (link|fifo), not a regular file"):
@@ -198,7 +198,7 @@ def test_a_planted_link_is_refused(tmp_path: Path, plant: object, place: str) ->
 
 @pytest.mark.parametrize("name", ["artifacts", "layers"])
 def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match=f"{name}: a link"):
@@ -207,28 +207,28 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("run_id", ["a.b", "../x", "", "é", 5, None])
 def test_a_run_id_that_the_contract_would_not_have(tmp_path: Path, run_id: object) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     (folder / "metadata.json").write_text(json.dumps({"run_id": run_id}))
     with pytest.raises(InputError, match=r"metadata\.json"):
         pack_run(folder, tmp_path / "a.tar.gz")
 
 
 def test_missing_files_are_given_or_missed(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     data = (folder / "capability-surface.json").read_bytes()
     (folder / "capability-surface.json").unlink()
     target = tmp_path / "a.tar.gz"
     with pytest.raises(InputError, match=r"capability-surface\.json: it is not there"):
         pack_run(folder, target)
     missing = {"capability-surface.json": data, KERNEL_FILE: b"no"}
-    sink_of(target, Batch(ENTRIES, entries_of_run(folder, {})), missing=missing)
-    assert rules(target) == set()
+    write_into_sink(target, Batch(ENTRIES, entries_of_run(folder, {})), missing=missing)
+    assert find_error_rules(target) == set()
 
 
 # ---------------------------------------------------------------- the sink
 
 
-def sink_of(target: Path, *batches: Batch[Any], missing: Files | None = None) -> None:
+def write_into_sink(target: Path, *batches: Batch[Any], missing: Files | None = None) -> None:
     """Write batches into the sink, and leave it."""
 
     async def pack() -> None:
@@ -240,27 +240,28 @@ def sink_of(target: Path, *batches: Batch[Any], missing: Files | None = None) ->
 
 
 def test_parts_and_entries_make_the_archive_that_entries_make(tmp_path: Path) -> None:
-    files = small(tmp_path / "run")
+    files = make_small_files(tmp_path / "run")
     data = files.pop(KERNEL_FILE)
     parts = [FilePart(KERNEL_FILE, data[at : at + 1000]) for at in range(0, len(data), 1000)]
-    batches = (Batch(FILE_PARTS, parts[:1]), Batch(ENTRIES, entries(files)))
-    sink_of(tmp_path / "a.tar.gz", *batches, Batch(FILE_PARTS, parts[1:]))
-    whole = written(tmp_path / "b.tar.gz", {**files, KERNEL_FILE: data})
+    batches = (Batch(FILE_PARTS, parts[:1]), Batch(ENTRIES, make_entries(files)))
+    write_into_sink(tmp_path / "a.tar.gz", *batches, Batch(FILE_PARTS, parts[1:]))
+    whole = write_files_as_archive(tmp_path / "b.tar.gz", {**files, KERNEL_FILE: data})
     assert (tmp_path / "a.tar.gz").read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_file_is_read_once_where_its_writer_says_what_it_wrote(
+def test_a_file_is_read_once_where_its_writer_reports_what_it_wrote(
     tmp_path: Path, times: int
 ) -> None:
     data = b"as it was\n"
     known = RecordedFile(sha256(data).hexdigest(), len(data), len(data)) if times == 1 else None
     file = _Changing(*[data] * times)  # it can be opened so many times
     batch = Batch(
-        ENTRIES, [*entries(small(tmp_path / "run")), Entry("artifacts/x", file.open, known)]
+        ENTRIES,
+        [*make_entries(make_small_files(tmp_path / "run")), Entry("artifacts/x", file.open, known)],
     )
-    sink_of(tmp_path / "a.tar.gz", batch)
-    assert dict(items_of(tar_in(tmp_path / "a.tar.gz")))["artifacts/x"] == data
+    write_into_sink(tmp_path / "a.tar.gz", batch)
+    assert dict(read_tar_items(read_tar(tmp_path / "a.tar.gz")))["artifacts/x"] == data
 
 
 def test_a_sink_that_is_left_by_a_failure_leaves_nothing(tmp_path: Path) -> None:
@@ -278,14 +279,14 @@ def test_a_sink_that_is_left_by_a_failure_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_what_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
-    files = small(tmp_path / "run")
+    files = make_small_files(tmp_path / "run")
     target = tmp_path / "a.tar.gz"
     target.write_text("mine")
     with pytest.raises(OutputError, match="--force replaces it"):
-        write_archive(target, entries(files), RUN)
+        write_archive(target, make_entries(files), RUN)
     assert target.read_text() == "mine"
-    write_archive(target, entries(files), RUN, force=True)
-    assert rules(target) == set()
+    write_archive(target, make_entries(files), RUN, force=True)
+    assert find_error_rules(target) == set()
 
 
 class _Changing:
@@ -300,15 +301,15 @@ class _Changing:
 
 @pytest.mark.parametrize("later", [b"as it waS\n", b"as it was\nand more", b"", b"as it"])
 def test_a_file_that_changes_meanwhile(tmp_path: Path, later: bytes) -> None:
-    files = small(tmp_path / "run")
+    files = make_small_files(tmp_path / "run")
     changing = Entry("artifacts/x", _Changing(b"as it was\n", later).open)
     with pytest.raises(OutputError, match="artifacts/x: it was changed"):
-        write_archive(tmp_path / "a.tar.gz", [*entries(files), changing], RUN)
+        write_archive(tmp_path / "a.tar.gz", [*make_entries(files), changing], RUN)
     assert not [*tmp_path.glob("a.tar.gz*")]
 
 
 def test_a_file_that_grows_meanwhile(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     looks = 0
 
     def look() -> None:
@@ -326,7 +327,7 @@ def test_a_file_that_grows_meanwhile(tmp_path: Path) -> None:
 
 def test_no_room(tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk."""
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     (folder / "artifacts" / "noise").write_bytes(os.urandom(1 << 20))
     script = 'ulimit -f 200; exec "$@"'
     words = (STREAM, "archive", str(folder), "-o", str(tmp_path / "a.tar.gz"))
@@ -354,7 +355,10 @@ pack_run(Path(sys.argv[1]), Path(sys.argv[2]), checkpoint=look)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_while_writing(tmp_path: Path, number: int) -> None:
-    folder = put(tmp_path / "run", sealed({**recorded(), "artifacts/noise": os.urandom(32 << 20)}))
+    folder = write_files(
+        tmp_path / "run",
+        update_digests({**make_run_files(), "artifacts/noise": os.urandom(32 << 20)}),
+    )
     target = tmp_path / "a.tar.gz"
     child = subprocess.Popen(
         [sys.executable, "-c", _SLOW, folder, target],
@@ -368,15 +372,15 @@ def test_killed_while_writing(tmp_path: Path, number: int) -> None:
         child.send_signal(number)
     assert not target.exists()
     partial = tmp_path / "a.tar.gz.partial"
-    assert rules(partial) <= {"integrity.truncated"}
+    assert find_error_rules(partial) <= {"integrity.truncated"}
     assert verify(partial).errors
     pack_run(folder, target)  # what is left over is in nobody's way
-    assert rules(target) == set()
+    assert find_error_rules(target) == set()
     assert not partial.exists()
 
 
 def test_interrupted_by_hand(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     with (folder / "artifacts" / "noise").open("wb") as file:
         file.truncate(64 << 30)  # of nothing: it would take minutes
     target = tmp_path / "a.tar.gz"
@@ -393,8 +397,8 @@ def test_interrupted_by_hand(tmp_path: Path) -> None:
 
 def test_the_promise_is_about_the_tar(tmp_path: Path) -> None:
     """Another library that compresses is no reason to doubt."""
-    target = written(tmp_path / "a.tar.gz", small(tmp_path / "run"))
-    again = subprocess.run(["gzip", "-n", "-6"], input=tar_in(target), capture_output=True)
+    target = write_files_as_archive(tmp_path / "a.tar.gz", make_small_files(tmp_path / "run"))
+    again = subprocess.run(["gzip", "-n", "-6"], input=read_tar(target), capture_output=True)
     (tmp_path / "b.tar.gz").write_bytes(again.stdout)
-    assert gzip.decompress(again.stdout) == tar_in(target)
-    assert rules(tmp_path / "b.tar.gz") == set()
+    assert gzip.decompress(again.stdout) == read_tar(target)
+    assert find_error_rules(tmp_path / "b.tar.gz") == set()

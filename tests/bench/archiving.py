@@ -13,7 +13,15 @@ from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE, MARKERS_FILE, POL
 from stream.records.kernel import KernelEvent, RawCapture
 from stream.records.run import SUMMARY_FILE
 from stream.verify.replay import LayerReplay
-from tests.archive.samples import RUN, SUMMARY, document, put, run_folder, sealed, taken
+from tests.archive.samples import (
+    RUN,
+    SUMMARY,
+    encode_document,
+    read_files,
+    update_digests,
+    write_files,
+    write_run_folder,
+)
 
 EVENTS = 1_000_000
 _BATCH = 10_000
@@ -22,7 +30,7 @@ _BATCH = 10_000
 def fill_run(place: str) -> None:
     """A run with a long kernel layer, as one that opens many files has it."""
     folder = Path(place)
-    run_folder(folder)
+    write_run_folder(folder)
     for name in (DETAIL_FILE, MARKERS_FILE, SDK_FILE, POLICY_FILE):
         (folder / name).write_bytes(b"")
     chance, replay = random.Random(1), LayerReplay()
@@ -47,7 +55,7 @@ def fill_run(place: str) -> None:
         (folder / name).write_bytes(b"".join(made.encoded_record()))
     replay.close()
     told = replace(SUMMARY, kernel_events=EVENTS, tool_calls=0, correlation="partial")
-    put(folder, sealed({**taken(folder), SUMMARY_FILE: document(told)}))
+    write_files(folder, update_digests({**read_files(folder), SUMMARY_FILE: encode_document(told)}))
 
 
 def _opened(seq: int, chance: random.Random) -> KernelEvent:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stream.records.artifacts import KERNEL_FILE
-from tests.archive.samples import streamed, written
+from tests.archive.samples import make_stream_files, write_files_as_archive
 from tests.cli.command import Place
 
 ASSAY = Path(__file__).parent.parent / "data/assay"
@@ -272,9 +272,9 @@ def test_a_signal(place: Place, number: signal.Signals) -> None:
 def test_memory_is_flat(place: Place) -> None:
     """An archive is read to its end, whatever it decodes to."""
     small, large = place.root / "small.tar.gz", place.root / "large.tar.gz"
-    files = streamed()
-    written(small, files)
-    written(large, {**files, KERNEL_FILE: files[KERNEL_FILE] * 200_000})
+    files = make_stream_files()
+    write_files_as_archive(small, files)
+    write_files_as_archive(large, {**files, KERNEL_FILE: files[KERNEL_FILE] * 200_000})
     peaks = []
     for archive in (small, large):
         done = place.measured("diff", archive, archive)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import stream
-from tests.archive.samples import artifacts, layers
+from tests.archive.samples import make_artifacts, make_layers
 from tests.cli.command import STREAM, Done, Place
 
 
@@ -61,7 +61,7 @@ def test_an_archive_from_a_pipe_on_a_full_disk(
     place: Place, small_disk: Callable[[str], Path], pages: int
 ) -> None:
     disk = small_disk(f"{4 * pages}k")
-    files = [*layers().values(), *artifacts().values()]
+    files = [*make_layers().values(), *make_artifacts().values()]
     data = b"\n".join(line for file in files for line in file.splitlines())
     done = place.stream("archive", "-", "-o", disk / "a.tar.gz", data=data + b"\n")
     assert "Traceback" not in done.err, done.err

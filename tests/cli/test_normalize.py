@@ -13,12 +13,12 @@ from stream.records.control import Gap
 from stream.transformers.normalize import RULES
 from tests.bench.evidence import write_raw
 from tests.cli.command import STREAM, Place
-from tests.evidence.raw import CAPTURE, failed, opened, raw
+from tests.evidence.raw import CAPTURE, raw, raw_error, raw_open
 
 GAP = Gap(source="ebpf", lost=3, reason="the ring was full")
 EVENTS = (
-    *(raw("exec", ret=0, path="/bin/x", resolved="/bin/x", argv=["x"]), opened("/usr/lib/x")),
-    *(GAP, opened("/srv/a"), failed("/proc/1/x"), raw("fork", child=8), CAPTURE),
+    *(raw("exec", ret=0, path="/bin/x", resolved="/bin/x", argv=["x"]), raw_open("/usr/lib/x")),
+    *(GAP, raw_open("/srv/a"), raw_error("/proc/1/x"), raw("fork", child=8), CAPTURE),
 )
 LINES = [msgspec.json.encode(event) for event in EVENTS]
 RAW = b"\n".join([*LINES, b""])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.command import Place
 from tests.cli.conftest import make_place
-from tests.evidence.raw import opened
+from tests.evidence.raw import raw_open
 from tests.recorder.runs import only_run
 from tests.transformers.cells import PLAIN
 
@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place.root / name).write_bytes((run / name).read_bytes())
     (place.root / "kernel.ndjson").write_bytes(KERNEL_LINE + b"\n")
     (place.root / "boundary.ndjson").write_bytes(PLAIN + b"\n")
-    (place.root / "raw.ndjson").write_bytes(msgspec.json.encode(opened("/a")))
+    (place.root / "raw.ndjson").write_bytes(msgspec.json.encode(raw_open("/a")))
     run.rename(place.root / "run")
     return place.root
 

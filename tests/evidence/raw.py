@@ -16,12 +16,12 @@ def raw(call: str = "openat", **fields: Any) -> RawEvent:
     return RawEvent(**{"ts": 1, "pid": 7, "tid": 7, "call": call, **fields})
 
 
-def opened(path: str, flags: int = 0, **fields: Any) -> RawEvent:
+def raw_open(path: str, flags: int = 0, **fields: Any) -> RawEvent:
     """An open that reached what it named."""
     return raw(**{"ret": 3, "path": path, "resolved": path, "flags": flags, **fields})
 
 
-def failed(path: str, number: int = 2, **fields: Any) -> RawEvent:
+def raw_error(path: str, number: int = 2, **fields: Any) -> RawEvent:
     return raw(**{"ret": -number, "path": path, **fields})
 
 

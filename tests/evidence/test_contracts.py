@@ -39,7 +39,7 @@ from stream.records.kernel import (
 )
 from tests.cli.command import Place
 from tests.evidence.conditions import with_conditions
-from tests.evidence.raw import CAPTURE, opened
+from tests.evidence.raw import CAPTURE, raw_open
 from tests.sweeping import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +204,7 @@ def test_what_is_sound_is_so_by_the_published_schema(
 
 RUN: dict[str, Any] = {"run_id": "run", "seq": 0}
 SAMPLES: tuple[msgspec.Struct, ...] = (
-    opened("/a"),
+    raw_open("/a"),
     CAPTURE,
     KernelEvent(**RUN, pid=7, event_type=1, kind="openat", value="/a"),
     KernelDetail(**RUN, pid=7, call="fork", child=8),

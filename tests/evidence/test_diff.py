@@ -44,15 +44,15 @@ from stream.records.kernel import RawCapture
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE
 from tests.archive.samples import (
     Rewritten,
-    items_of,
-    manifest_of,
-    packed,
-    recorded,
-    run_folder,
-    streamed,
-    tar_in,
-    tar_of,
-    written,
+    build_manifest,
+    build_tar,
+    compress_tar,
+    make_run_files,
+    make_stream_files,
+    read_tar,
+    read_tar_items,
+    write_files_as_archive,
+    write_run_folder,
 )
 from tests.sweeping import every
 
@@ -362,8 +362,8 @@ def answer(place: Path, data: bytes) -> str:
 
 
 def test_archives_of_all_kinds_are_read(tmp_path: Path) -> None:
-    for files in (streamed(), recorded()):
-        evidence = read_evidence(str(written(tmp_path / "a.tar.gz", files)))
+    for files in (make_stream_files(), make_run_files()):
+        evidence = read_evidence(str(write_files_as_archive(tmp_path / "a.tar.gz", files)))
         assert evidence.problems == []
         assert evidence.companion is not None
 
@@ -375,26 +375,26 @@ def test_every_cut_of_an_archive_fails(place: Path) -> None:
 
 def test_every_cut_of_a_tar_fails(place: Path) -> None:
     for cut in range(0, len(PLAIN), 256):
-        assert answer(place, packed(PLAIN[:cut])) == ("failed" if cut else "none"), cut
+        assert answer(place, compress_tar(PLAIN[:cut])) == ("failed" if cut else "none"), cut
 
 
 def test_what_follows_an_archive_fails(place: Path) -> None:
-    assert answer(place, packed(PLAIN)) == "partial:unbound"
+    assert answer(place, compress_tar(PLAIN)) == "partial:unbound"
     for more in (b"\0", WHOLE):
         assert answer(place, WHOLE + more) == "failed"
-    assert answer(place, packed(PLAIN + bytes(512))) == "failed"
+    assert answer(place, compress_tar(PLAIN + bytes(512))) == "failed"
 
 
 @every(17)
 def test_another_byte_of_an_archive_is_never_another_comparison(tmp_path: Path, step: int) -> None:
-    whole = written(tmp_path / "a.tar.gz", streamed())
-    tar, said = bytearray(tar_in(whole)), read_evidence(str(whole))
+    whole = write_files_as_archive(tmp_path / "a.tar.gz", make_stream_files())
+    tar, said = bytearray(read_tar(whole)), read_evidence(str(whole))
     assert not said.problems
     same = 0
     with Rewritten(tmp_path / "b.tar.gz") as target:
         for at in range(0, len(tar), step):
             tar[at] ^= 1 << at % 8
-            found = read_evidence(str(target.put(packed(bytes(tar)))))
+            found = read_evidence(str(target.put(compress_tar(bytes(tar)))))
             same += found == said
             assert found.problems or found == said, at
             tar[at] ^= 1 << at % 8
@@ -402,14 +402,19 @@ def test_another_byte_of_an_archive_is_never_another_comparison(tmp_path: Path, 
 
 
 def test_what_is_not_as_the_manifest_lists_it_fails(tmp_path: Path) -> None:
-    files = streamed()
-    listed = (ARCHIVE_MANIFEST, manifest_of(files))
-    order = [name for name, _ in items_of(tar_in(written(tmp_path / "a.tar.gz", files)))][1:]
+    files = make_stream_files()
+    listed = (ARCHIVE_MANIFEST, build_manifest(files))
+    order = [
+        name
+        for name, _ in read_tar_items(
+            read_tar(write_files_as_archive(tmp_path / "a.tar.gz", files))
+        )
+    ][1:]
     target = tmp_path / "b.tar.gz"
 
     def problem(changed: dict[str, bytes]) -> str:
         target.write_bytes(
-            packed(tar_of(listed, *((n, changed[n]) for n in order if n in changed)))
+            compress_tar(build_tar(listed, *((n, changed[n]) for n in order if n in changed)))
         )
         (found,) = read_evidence(str(target)).problems
         return found.removeprefix(f"{target}/")
@@ -440,7 +445,7 @@ def test_a_link_in_place_of_an_artifact_is_not_followed(tmp_path: Path) -> None:
         info = tarfile.TarInfo(HEALTH_FILE)
         info.size = len(LOOSE[HEALTH_FILE])
         out.addfile(info, io.BytesIO(LOOSE[HEALTH_FILE]))
-    for data in (archive.read_bytes(), packed(gzip.decompress(archive.read_bytes()))):
+    for data in (archive.read_bytes(), compress_tar(gzip.decompress(archive.read_bytes()))):
         archive.write_bytes(data)
         (problem,) = read_evidence(str(archive)).problems
         assert problem.startswith(f"{archive}: it is damaged, or not the archive of a run: ")
@@ -450,7 +455,9 @@ def test_an_artifact_without_end_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream.compare.sides.MOST_ARTIFACT", 100_000)
-    archive = written(tmp_path / "a.tar.gz", {**streamed(), SURFACE_FILE: b" " * 100_001})
+    archive = write_files_as_archive(
+        tmp_path / "a.tar.gz", {**make_stream_files(), SURFACE_FILE: b" " * 100_001}
+    )
     problems = read_evidence(str(archive)).problems
     assert len(problems) == 1
     assert "above the limit" in problems[0]
@@ -460,7 +467,9 @@ def test_an_archive_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream.compare.sides.MOST_ARCHIVE", 10_000)
-    archive = written(tmp_path / "a.tar.gz", {**streamed(), KERNEL_FILE: b" " * 10_001})
+    archive = write_files_as_archive(
+        tmp_path / "a.tar.gz", {**make_stream_files(), KERNEL_FILE: b" " * 10_001}
+    )
     assert "more than 10000 bytes" in read_evidence(str(archive)).problems[0]
 
 
@@ -483,7 +492,7 @@ def test_a_run_folder_is_read_by_its_names(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_as_its_manifest_lists_it_fails(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run")
     assert read_evidence(str(folder)).problems == []
 
     def problem(name: str, change: Callable[[bytes], bytes | None]) -> str:
@@ -723,7 +732,9 @@ def test_where_no_record_says_where_a_run_lay_nothing_is_placed() -> None:
 
 def test_the_folder_is_read_from_the_runs_own_events(tmp_path: Path) -> None:
     files = {**LOOSE, EVENTS_FILE: begun("/runs/ga")}
-    archive = written(tmp_path / "a.tar.gz", {**streamed(), EVENTS_FILE: begun("/runs/ga")})
+    archive = write_files_as_archive(
+        tmp_path / "a.tar.gz", {**make_stream_files(), EVENTS_FILE: begun("/runs/ga")}
+    )
     assert read_evidence(str(archive)).folder == "/runs/ga"
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)

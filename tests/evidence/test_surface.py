@@ -25,7 +25,7 @@ from stream.records.artifacts import (
 from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent, kind_of_event
 from stream.transformers.normalize import Normalize
 from tests.core.properties import feed
-from tests.evidence.raw import CAPTURE, O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
+from tests.evidence.raw import CAPTURE, O_CREAT, O_WRONLY, RAW_EVENTS, raw, raw_error, raw_open
 
 ASSAY = Path(__file__).resolve().parents[1] / "data" / "assay"
 ARCHIVES = sorted((ASSAY / "archives").glob("*.tar.gz"))
@@ -101,7 +101,11 @@ def test_the_real_archives_surfaces_follow_from_their_layers(archive: Path) -> N
 
 def test_only_opens_that_succeeded_are_claimed() -> None:
     surface = surface_of(
-        opened("/b", O_WRONLY | O_CREAT), opened("/b"), opened("/a"), failed("/c"), failed("/c", 13)
+        raw_open("/b", O_WRONLY | O_CREAT),
+        raw_open("/b"),
+        raw_open("/a"),
+        raw_error("/c"),
+        raw_error("/c", 13),
     )
     assert surface.surface_artifact("run").filesystem_paths == ["/a", "/b"]
     assert surface.reached_paths() == {"/a": ["read"], "/b": ["create", "read", "write"]}
@@ -109,7 +113,7 @@ def test_only_opens_that_succeeded_are_claimed() -> None:
 
 
 def test_an_open_whose_end_nobody_saw_is_not_claimed() -> None:
-    surface = surface_of(opened("/a", ret=None, resolved=None))
+    surface = surface_of(raw_open("/a", ret=None, resolved=None))
     assert surface.reached_paths() == {}
     assert surface.failed_paths() == {"/a": ["openat:unseen"]}
 
@@ -321,7 +325,7 @@ def test_an_open_that_nobody_followed_is_claimed_by_nothing() -> None:
     event.ret = -2
     assert surface_of(event).failed_paths() == {"/srv/link": ["openat:ENOENT"]}
     assert not surface_of(event).unnamed
-    assert paths(opened("/srv/file", marks=["uring"])) == ["/srv/file"]
+    assert paths(raw_open("/srv/file", marks=["uring"])) == ["/srv/file"]
 
 
 NO_ATTEMPT = {9: "EBADF", 14: "EFAULT", 88: "ENOTSOCK", 97: "EAFNOSUPPORT", 106: "EISCONN"}
@@ -369,7 +373,7 @@ def test_a_second_path_is_claimed_where_the_first_is_not_known() -> None:
 
 
 UNNAMED = (
-    opened("x", resolved=None, marks=["walk_cut"]),
+    raw_open("x", resolved=None, marks=["walk_cut"]),
     raw("openat", ret=-2, path="x", marks=["walk_cut"]),
     raw("openat", ret=-2, marks=["fault"]),
     raw("unlink", ret=0, path="x", marks=["walk_cut"]),
@@ -382,7 +386,7 @@ UNNAMED = (
     raw("mkdirat", ret=0, path="x", marks=["unreachable"]),
 )
 NAMED = (
-    opened("x", resolved="/a/x", marks=["walk_cut"]),
+    raw_open("x", resolved="/a/x", marks=["walk_cut"]),
     raw("unlink", ret=0, path="/a", marks=["walk_cut"]),
     raw("unlink", ret=-14, marks=["fault"]),  # the kernel could not read it either
     raw("openat", ret=-14, marks=["fault"]),
@@ -498,7 +502,7 @@ def companion(surface: Surface, **changes: Any) -> bytes:
 
 
 def test_a_companion_is_the_same_in_whatever_order_it_was_counted() -> None:
-    surface = surface_of(opened("/b"), failed("/a"), raw("connect", ret=0, peer="1.2.3.4:0"))
+    surface = surface_of(raw_open("/b"), raw_error("/a"), raw("connect", ret=0, peer="1.2.3.4:0"))
     one = companion(
         surface,
         filtered={"loader": 1, "dev": 2},

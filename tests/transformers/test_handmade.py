@@ -19,7 +19,7 @@ from stream.records.run import BOUNDARY_FILE
 from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 from stream.verify.session import verify
-from tests.archive.samples import recorded, sealed, written
+from tests.archive.samples import make_run_files, update_digests, write_files_as_archive
 from tests.core.properties import feed
 from tests.transformers.handmade import made, rows
 from tests.transformers.runs import encoded, good_run
@@ -96,7 +96,9 @@ def test_an_event(row: dict[str, Any]) -> None:
 def test_in_an_archive(tmp_path: Path) -> None:
     """All at once, so that there is one archive."""
     data = b"".join(made(row, record()) + b"\n" for row in OBJECTS)
-    archive = written(tmp_path / "a.tar.gz", sealed({**recorded(), BOUNDARY_FILE: data}))
+    archive = write_files_as_archive(
+        tmp_path / "a.tar.gz", update_digests({**make_run_files(), BOUNDARY_FILE: data})
+    )
     findings = [f for f in verify(archive, Limits()).findings if f.rule == "contract.record"]
     expected = {n: row["path"] for n, row in enumerate(OBJECTS, 1) if row["path"] is not None}
     # Of many of one rule the book keeps the first.

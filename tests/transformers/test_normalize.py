@@ -49,9 +49,9 @@ from tests.evidence.raw import (
     O_TRUNC,
     O_WRONLY,
     RAW_EVENTS,
-    failed,
-    opened,
     raw,
+    raw_error,
+    raw_open,
 )
 from tests.sweeping import thorough
 from tests.transformers.samples import DATA, lines
@@ -163,45 +163,45 @@ WRITES = (
 
 def test_reads_of_runtimes_are_left_out() -> None:
     for path, name in NOISE.items():
-        assert rule(opened(path)) == name, path
-        assert rule(opened(path, O_PATH | O_CLOEXEC)) == name, path
+        assert rule(raw_open(path)) == name, path
+        assert rule(raw_open(path, O_PATH | O_CLOEXEC)) == name, path
         missed = None if name in ANYWHERE else name
-        assert rule(failed(path)) == missed, path
-        assert rule(failed(path, 20)) == missed, path
+        assert rule(raw_error(path)) == missed, path
+        assert rule(raw_error(path, 20)) == missed, path
 
 
 def test_other_reads_stay() -> None:
     for path in EVIDENCE:
-        assert rule(opened(path)) is None, path
-        assert rule(failed(path)) is None, path
+        assert rule(raw_open(path)) is None, path
+        assert rule(raw_error(path)) is None, path
 
 
 @pytest.mark.parametrize("flags", WRITES)
 def test_what_writes_never_hides(flags: int) -> None:
     for path in (*NOISE, "/dev/shm/x", "/usr/lib/x", "/srv/node_modules/x"):
-        assert rule(opened(path, flags)) is None, path
-        assert rule(failed(path, flags=flags)) is None, path
-        assert rule(opened(path, call="creat")) is None, path
+        assert rule(raw_open(path, flags)) is None, path
+        assert rule(raw_error(path, flags=flags)) is None, path
+        assert rule(raw_open(path, call="creat")) is None, path
 
 
 @pytest.mark.parametrize("number", [1, 5, 13, 24, 30, 40, 36])
 def test_what_was_refused_never_hides(number: int) -> None:
-    assert [path for path in NOISE if rule(failed(path, number)) is not None] == []
+    assert [path for path in NOISE if rule(raw_error(path, number)) is not None] == []
 
 
 @pytest.mark.parametrize("mark", ["unreachable", "walk_cut", "fault", "truncated"])
 def test_what_nobody_knows_for_sure_never_hides(mark: str) -> None:
     for path, name in NOISE.items():
-        assert rule(opened(path, marks=[mark])) is None, path
-        assert rule(failed(path, marks=[mark])) is None, path
-        assert rule(opened(path, marks=["compat"])) == name, path
+        assert rule(raw_open(path, marks=[mark])) is None, path
+        assert rule(raw_error(path, marks=[mark])) is None, path
+        assert rule(raw_open(path, marks=["compat"])) == name, path
 
 
 def test_without_a_true_path_or_a_result_nothing_hides() -> None:
     for path in NOISE:
-        assert rule(opened(path, resolved=None)) is None, path
-        assert rule(opened(path, ret=None)) is None, path
-        assert rule(failed(path, ret=None)) is None, path
+        assert rule(raw_open(path, resolved=None)) is None, path
+        assert rule(raw_open(path, ret=None)) is None, path
+        assert rule(raw_error(path, ret=None)) is None, path
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_without_a_true_path_or_a_result_nothing_hides() -> None:
     ],
 )
 def test_what_only_looks_like_noise_stays(path: str, true: str) -> None:
-    (line,) = layer(opened(path, resolved=true))
+    (line,) = layer(raw_open(path, resolved=true))
     assert line["value"] == true
-    (detail,) = details(opened(path, resolved=true))
+    (detail,) = details(raw_open(path, resolved=true))
     assert detail["path"] == path
 
 
@@ -241,8 +241,8 @@ def test_what_only_looks_like_noise_stays(path: str, true: str) -> None:
     ],
 )
 def test_a_failed_path_that_leads_elsewhere_stays(path: str) -> None:
-    assert rule(failed(path)) is None
-    assert rule(failed(path.lstrip("/"), base="/")) is None
+    assert rule(raw_error(path)) is None
+    assert rule(raw_error(path.lstrip("/"), base="/")) is None
 
 
 @pytest.mark.parametrize(
@@ -266,23 +266,23 @@ def test_a_failed_path_that_leads_elsewhere_stays(path: str) -> None:
     ],
 )
 def test_a_path_that_no_kernel_tells_never_hides(resolved: str) -> None:
-    assert rule(opened("/srv/x", resolved=resolved)) is None
+    assert rule(raw_open("/srv/x", resolved=resolved)) is None
     if ".." in resolved or resolved.startswith(("/proc", "/dev")):
-        assert rule(failed("x", base=resolved)) is None
+        assert rule(raw_error("x", base=resolved)) is None
 
 
 @pytest.mark.parametrize("path", ["/proc/42/fd", "/proc/42/fdinfo/3", "/proc/42/task/43/comm"])
 def test_what_lies_beside_a_view_is_noise(path: str) -> None:
-    assert rule(opened(path)) == "proc"
+    assert rule(raw_open(path)) == "proc"
 
 
 def test_a_failed_relative_path_is_judged_from_where_it_starts() -> None:
-    assert rule(failed("x.so", base="/usr/lib")) == "loader"
-    assert rule(failed("x.so")) is None
-    assert rule(failed("../x.so", base="/usr/lib/y")) is None
+    assert rule(raw_error("x.so", base="/usr/lib")) == "loader"
+    assert rule(raw_error("x.so")) is None
+    assert rule(raw_error("../x.so", base="/usr/lib/y")) is None
     # the whole file system, as the program asked for it, begins at its base
-    assert rule(failed("/usr/lib/x", base="/srv/jail", resolve=0x10)) is None
-    assert layer(failed("/usr/lib/x", base="/srv/jail", resolve=0x10))[0]["value"] == (
+    assert rule(raw_error("/usr/lib/x", base="/srv/jail", resolve=0x10)) is None
+    assert layer(raw_error("/usr/lib/x", base="/srv/jail", resolve=0x10))[0]["value"] == (
         "/srv/jail/usr/lib/x"
     )
 
@@ -295,11 +295,11 @@ VIEWS = (
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_failed_path_by_a_descriptor_is_judged_from_where_that_leads(view: str) -> None:
-    assert rule(failed(f"{view}/notes", base="/srv")) is None
-    assert rule(failed(f"{view}/x.so", base="/usr/lib")) == "loader"
-    assert rule(failed(f"{view}/../x.so", base="/usr/lib/y")) is None
-    assert rule(failed(f"{view}/x.so")) is None
-    assert rule(failed(f"{view}/3/x", base="/proc/4711/fd")) is None
+    assert rule(raw_error(f"{view}/notes", base="/srv")) is None
+    assert rule(raw_error(f"{view}/x.so", base="/usr/lib")) == "loader"
+    assert rule(raw_error(f"{view}/../x.so", base="/usr/lib/y")) is None
+    assert rule(raw_error(f"{view}/x.so")) is None
+    assert rule(raw_error(f"{view}/3/x", base="/proc/4711/fd")) is None
 
 
 READS = {"open", "openat", "openat2", "open_by_handle_at"}
@@ -380,11 +380,11 @@ def test_an_open_is_said_as_the_contract_shows_it() -> None:
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
-        (opened("/a"), {"flags": 0, "return_value": 3, "access_mode": "read"}),
-        (opened("/a", 3), {"flags": 3, "return_value": 3, "access_mode": "unknown"}),
-        (opened("/a", 2, mode=420), {"flags": 2, "return_value": 3, "access_mode": "read_write"}),
+        (raw_open("/a"), {"flags": 0, "return_value": 3, "access_mode": "read"}),
+        (raw_open("/a", 3), {"flags": 3, "return_value": 3, "access_mode": "unknown"}),
+        (raw_open("/a", 2, mode=420), {"flags": 2, "return_value": 3, "access_mode": "read_write"}),
         (
-            opened("/a", 0o3301, mode=384),
+            raw_open("/a", 0o3301, mode=384),
             {
                 "flags": 0o3301,
                 "mode": 384,
@@ -394,7 +394,7 @@ def test_an_open_is_said_as_the_contract_shows_it() -> None:
             },
         ),
         (
-            opened("/a", call="creat", mode=0),
+            raw_open("/a", call="creat", mode=0),
             {
                 "flags": 0o1101,
                 "mode": 0,
@@ -404,11 +404,11 @@ def test_an_open_is_said_as_the_contract_shows_it() -> None:
             },
         ),
         (
-            opened("/a", O_TMPFILE | O_RDWR, mode=384),
+            raw_open("/a", O_TMPFILE | O_RDWR, mode=384),
             {"flags": O_TMPFILE | 2, "mode": 384, "return_value": 3, "access_mode": "read_write"},
         ),
         (
-            opened("/a", resolve=8, call="openat2"),
+            raw_open("/a", resolve=8, call="openat2"),
             {"flags": 0, "resolve": 8, "return_value": 3, "access_mode": "read"},
         ),
     ],
@@ -426,27 +426,27 @@ SCHEMA_NAME = "assay.runner.kernel_event.v0"
 @pytest.mark.parametrize(
     ("event", "value"),
     [
-        (failed("x", base="/srv"), "/srv/x"),
-        (failed("./x//z/.", base="/srv"), "/srv/x/z"),
-        (failed("./x/../y//z/..", base="/srv"), "/srv/x/../y/z/.."),  # x may be a link
-        (failed("../../../x", base="/srv"), "/x"),
-        (failed("//x"), "/x"),
-        (failed("/"), "/"),
-        (failed("x"), None),
-        (failed(""), None),
-        (failed("x", base="pipe:[1]"), None),
-        (failed("/../../x", base="/srv/jail", resolve=0x10), "/srv/jail/x"),
-        (failed("/proc/self/fd/3/x", base="/srv", resolve=0x10), "/srv/proc/self/fd/3/x"),
-        (failed("../x", base="/srv", resolve=0x10), "/srv/x"),
-        (failed("/x", resolve=0x10), None),
-        (failed("/../x", base="/srv/jail", marks=["other_root"]), "/srv/jail/x"),
-        (failed("/dev/fd/3", base="/srv/jail", marks=["other_root"]), "/srv/jail/dev/fd/3"),
-        (failed("x", base="/srv/jail", marks=["other_root"]), "/srv/jail/x"),
-        (failed("../x", base="/srv/jail", marks=["other_root"]), None),
-        (failed("/x", marks=["other_root"]), None),
-        (opened("/link", resolved="/file"), "/file"),
-        (opened("/x", resolved=None), "/x"),
-        (opened("/x", ret=None, resolved=None), "/x"),
+        (raw_error("x", base="/srv"), "/srv/x"),
+        (raw_error("./x//z/.", base="/srv"), "/srv/x/z"),
+        (raw_error("./x/../y//z/..", base="/srv"), "/srv/x/../y/z/.."),  # x may be a link
+        (raw_error("../../../x", base="/srv"), "/x"),
+        (raw_error("//x"), "/x"),
+        (raw_error("/"), "/"),
+        (raw_error("x"), None),
+        (raw_error(""), None),
+        (raw_error("x", base="pipe:[1]"), None),
+        (raw_error("/../../x", base="/srv/jail", resolve=0x10), "/srv/jail/x"),
+        (raw_error("/proc/self/fd/3/x", base="/srv", resolve=0x10), "/srv/proc/self/fd/3/x"),
+        (raw_error("../x", base="/srv", resolve=0x10), "/srv/x"),
+        (raw_error("/x", resolve=0x10), None),
+        (raw_error("/../x", base="/srv/jail", marks=["other_root"]), "/srv/jail/x"),
+        (raw_error("/dev/fd/3", base="/srv/jail", marks=["other_root"]), "/srv/jail/dev/fd/3"),
+        (raw_error("x", base="/srv/jail", marks=["other_root"]), "/srv/jail/x"),
+        (raw_error("../x", base="/srv/jail", marks=["other_root"]), None),
+        (raw_error("/x", marks=["other_root"]), None),
+        (raw_open("/link", resolved="/file"), "/file"),
+        (raw_open("/x", resolved=None), "/x"),
+        (raw_open("/x", ret=None, resolved=None), "/x"),
     ],
 )
 def test_values_of_opens(event: RawEvent, value: str | None) -> None:
@@ -459,9 +459,9 @@ def test_values_of_opens(event: RawEvent, value: str | None) -> None:
 def test_a_path_by_a_descriptor_starts_where_that_leads(view: str) -> None:
     claim, other = f"{view}/./a", "/proc/self/fd/3//b"
     there = {"base": "/srv/x", "to_base": "/srv/y"}
-    assert layer(failed(claim, base="/srv/x"))[0]["value"] == "/srv/x/a"
-    assert details(failed(claim, base="/srv/x"))[0]["path"] == claim
-    assert layer(failed(f"{view}/../a", base="/srv/x"))[0]["value"] == "/srv/a"
+    assert layer(raw_error(claim, base="/srv/x"))[0]["value"] == "/srv/x/a"
+    assert details(raw_error(claim, base="/srv/x"))[0]["path"] == claim
+    assert layer(raw_error(f"{view}/../a", base="/srv/x"))[0]["value"] == "/srv/a"
     event = raw("rename", ret=0, path=claim, to_path=other, **there)
     (line,), (detail,) = layer(event), details(event)
     assert (line["value"], detail["path"], detail["to_path"]) == ("/srv/x/a", claim, "/srv/y/b")
@@ -537,7 +537,12 @@ def test_types_and_values_of_calls(event: RawEvent, type_: int, value: str | Non
 
 
 def test_opens_with_the_same_flags_share_nothing_else() -> None:
-    events = [opened("/a"), opened("/b", ret=None, pid=8), failed("/c", 13), opened("/d", ret=0)]
+    events = [
+        raw_open("/a"),
+        raw_open("/b", ret=None, pid=8),
+        raw_error("/c", 13),
+        raw_open("/d", ret=0),
+    ]
     assert layer(*events) == [
         {**layer(event)[0], "seq": number} for number, event in enumerate(events)
     ]
@@ -577,18 +582,18 @@ def test_details_say_the_rest() -> None:
 
 
 def test_where_nothing_is_left_to_say_there_is_no_detail() -> None:
-    assert not details(opened("/a"), opened("a", base="/s", resolved="/s/a"), failed("/a"))
-    assert not details(opened("./a//b", base="/s", resolved="/s/a/b"), failed("a", base="/s"))
+    assert not details(raw_open("/a"), raw_open("a", base="/s", resolved="/s/a"), raw_error("/a"))
+    assert not details(raw_open("./a//b", base="/s", resolved="/s/a/b"), raw_error("a", base="/s"))
     assert not details(raw("connect", ret=0, peer="1.2.3.4:1"))
 
 
 def test_where_an_open_went_through_a_link_the_detail_says_what_it_named() -> None:
-    assert details(opened("/a", resolved="/b"))[0]["path"] == "/a"
-    assert details(opened("../a", base="/s/t", resolved="/s/a"))[0]["path"] == "../a"
-    assert details(failed("../a", base="/s/t"))[0]["path"] == "../a"
-    assert details(failed("a"))[0]["path"] == "a"
-    assert details(opened("/a", scope="cgroup"))[0]["scope"] == "cgroup"
-    assert details(opened("/a", marks=["compat"]))[0]["marks"] == ["compat"]
+    assert details(raw_open("/a", resolved="/b"))[0]["path"] == "/a"
+    assert details(raw_open("../a", base="/s/t", resolved="/s/a"))[0]["path"] == "../a"
+    assert details(raw_error("../a", base="/s/t"))[0]["path"] == "../a"
+    assert details(raw_error("a"))[0]["path"] == "a"
+    assert details(raw_open("/a", scope="cgroup"))[0]["scope"] == "cgroup"
+    assert details(raw_open("/a", marks=["compat"]))[0]["marks"] == ["compat"]
 
 
 @pytest.mark.parametrize("call", ["mq_open", "mq_unlink"])
@@ -658,9 +663,9 @@ def test_lines_of_another_form_say_the_same(events: list[RawEvent], odd: list[in
 def test_times_are_those_of_the_kept_events() -> None:
     transformer = Normalize()
     others = (KERNEL, DETAILS, GAPS)
-    events = [opened("/a", ts=5), opened("/usr/lib/x", ts=6), raw("fork", ts=7), GAP]
+    events = [raw_open("/a", ts=5), raw_open("/usr/lib/x", ts=6), raw("fork", ts=7), GAP]
     assert feed(transformer, events, but=others) == [5, 7]
-    assert feed(transformer, [opened("/b", ts=2**63 - 1)], but=others) == [2**63 - 1]
+    assert feed(transformer, [raw_open("/b", ts=2**63 - 1)], but=others) == [2**63 - 1]
 
 
 def test_writes_to_watched_streams_place_words_and_are_no_events() -> None:
@@ -691,7 +696,7 @@ def test_an_agent_that_writes_without_end_takes_little_memory() -> None:
 
 def test_gaps_and_books_stay_in_their_place() -> None:
     transformer = Normalize()
-    out = run_batches(transformer, [[opened("/a"), GAP, opened("/b"), CAPTURE]])
+    out = run_batches(transformer, [[raw_open("/a"), GAP, raw_open("/b"), CAPTURE]])
     assert [type(item) for item in out] == [KernelEvent, Gap, KernelEvent, RawCapture]
     assert (transformer.lost, transformer.capture) == (3, CAPTURE)
 
@@ -703,7 +708,7 @@ FOREIGN = (b'{"schema":"other.v1", "x":1}', b"{}", b'{"schema_version":"x"}', b'
 
 def test_foreign_lines_pass_as_they_are() -> None:
     torn = TornLine(b'{"schema":"other.v1"}')
-    batch = lines(*FOREIGN, encode(opened("/a")), torn, source="(stdin)")
+    batch = lines(*FOREIGN, encode(raw_open("/a")), torn, source="(stdin)")
     out = run_batches(Normalize(), [batch])
     assert out[:4] == list(FOREIGN)
     assert out[5] is torn
@@ -713,12 +718,12 @@ def test_foreign_lines_pass_as_they_are() -> None:
 
 def test_the_file_of_one_feed_has_nothing_else() -> None:
     transformer = Normalize(is_alone=True)
-    out = run_batches(transformer, [lines(*FOREIGN, encode(opened("/a")), source="raw.ndjson")])
+    out = run_batches(transformer, [lines(*FOREIGN, encode(raw_open("/a")), source="raw.ndjson")])
     assert [type(item) for item in out] == [*[Reject] * 4, KernelEvent]
     assert transformer.counts == Counts(5, 1, 4, 0)
 
 
-GOOD = encode(opened("/a"))
+GOOD = encode(raw_open("/a"))
 BAD = {
     b"nonsense": "malformed JSON",
     b"[]": "expected `object`, got `array`",
@@ -782,9 +787,9 @@ def test_every_field_of_a_raw_event_is_used() -> None:
     others = {"ts", "tid", "base", "mode", "resolve", "status", "stream"}
     assert {*changes, *others} == set(RawEvent.__struct_fields__)
     pairs = [
-        (failed("x", base="/a"), failed("x", base="/b")),
-        (opened("/a", O_CREAT, mode=1), opened("/a", O_CREAT, mode=2)),
-        (opened("/a", resolve=1), opened("/a", resolve=2)),
+        (raw_error("x", base="/a"), raw_error("x", base="/b")),
+        (raw_open("/a", O_CREAT, mode=1), raw_open("/a", O_CREAT, mode=2)),
+        (raw_open("/a", resolve=1), raw_open("/a", resolve=2)),
         (raw("exit", status=1), raw("exit", status=2)),
     ]
     for one, other in pairs:
@@ -794,15 +799,15 @@ def test_every_field_of_a_raw_event_is_used() -> None:
 def test_a_stream_of_many_forms_and_folders_forgets_and_stays_right() -> None:
     """What the transformer remembers is bounded, and only for speed."""
     transformer = Normalize()
-    feed(transformer, [opened("/x", number << 2 | 1) for number in range(60_000)])
-    feed(transformer, [opened(f"/d{number}/x") for number in range(60_000)])
+    feed(transformer, [raw_open("/x", number << 2 | 1) for number in range(60_000)])
+    feed(transformer, [raw_open(f"/d{number}/x") for number in range(60_000)])
     assert len(transformer._forms) <= 50_000
     assert len(transformer._filters) <= 50_000
-    assert feed(transformer, [opened("/usr/lib/x"), opened("/usr/lib/x")]) == []
+    assert feed(transformer, [raw_open("/usr/lib/x"), raw_open("/usr/lib/x")]) == []
     assert transformer.dropped == {"loader": 2}
-    (line,) = feed(transformer, [opened("/d1/x", 4)])
+    (line,) = feed(transformer, [raw_open("/d1/x", 4)])
     assert (line.value, line.flags, line.seq) == ("/d1/x", 4, 120_000)
-    again = feed(Normalize(), [opened("/d1/x", 4)])
+    again = feed(Normalize(), [raw_open("/d1/x", 4)])
     assert again == [replace(line, seq=0)]
 
 
@@ -821,6 +826,8 @@ def test_a_call_of_an_unknown_number_is_kept() -> None:
 
 def test_how_a_monitor_follows_a_name_is_counted_and_left_out() -> None:
     transformer = Normalize("run")
-    assert layer(raw("event_112", path="/work/x"), opened("/work/x"), transformer=transformer) != []
+    assert (
+        layer(raw("event_112", path="/work/x"), raw_open("/work/x"), transformer=transformer) != []
+    )
     assert transformer.dropped == {"inode_resolved": 1}
     assert transformer.counts.filtered == 1
