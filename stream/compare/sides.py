@@ -52,7 +52,7 @@ from stream.records.kernel import ACCEPT, BIND, EVENT_TYPES, MKDIR, OPEN, kind_o
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE
 from stream.verify.report import VerifyReport
 from stream.verify.run_folder import (
-    RunClaims,
+    EventStatements,
     RunFolder,
     is_run_folder,
     items_within,
@@ -113,7 +113,7 @@ def read_lines(path: str, name: str) -> Iterator[bytes]:
     if _is_run_folder_side(place):
         if (place / name).is_file():
             with reporting(place / name):
-                yield from _bounded_lines(RunFolder(place).blocks(name), name)
+                yield from _bounded_lines(RunFolder(place).file_blocks(name), name)
         return
     with _archive_parts(place) as parts:
         yield from _bounded_lines(contents_of(parts, name), name)
@@ -198,10 +198,10 @@ def _is_private(mode: int | None) -> bool:
 def run_folders(events: bytes) -> tuple[str, str]:
     """Return the run's folder and the workspace, as the event workspace_prepared names them, or
     empty strings."""
-    claims = RunClaims()
+    stated = EventStatements()
     for number, line in enumerate(events.splitlines()[:_FIRST_EVENTS], 1):
-        claims.add_line(line, number)
-    prepared = claims.named.get("workspace_prepared")
+        stated.add_line(line, number)
+    prepared = stated.named.get("workspace_prepared")
     for item in items_within(prepared, "agent_action", "artifacts"):
         named = (value_within(item, "metadata", name) for name in ("run_folder", "root"))
         folder, root = (
@@ -319,7 +319,7 @@ def _archive_artifacts(path: Path) -> dict[str, bytes]:
             report.report_fault(broken.rule, str(broken))
     for fault in report.findings:
         if fault.severity == "error" and report.run_id is None:  # without its manifest, who knows
-            raise DamagedError(f"{report.place}: {_FOREIGN}: {fault.message}")
+            raise DamagedError(f"{report.target}: {_FOREIGN}: {fault.message}")
         if fault.severity == "error":
             raise DamagedError(f"{fault.source}: {_DAMAGED}: {fault.message}")
     return wanted.found
@@ -413,7 +413,7 @@ def _verify_artifact_archive(path: str, evidence: Evidence) -> None:
     """Verify an archive that has only the files of the contract: nothing else supports it."""
     report = verify(Path(path), diff_limits())
     for finding in report.findings:
-        reason = f"{str(finding.source).removeprefix(f'{report.place}/')}: {finding.message}"
+        reason = f"{str(finding.source).removeprefix(f'{report.target}/')}: {finding.message}"
         if finding.rule == "contract.correlation":
             evidence.doubt = evidence.doubt or reason
         elif finding.severity == "error" and len(evidence.problems) < _MOST_FAULTS:

@@ -54,7 +54,7 @@ async def archive_run(
 
     def find_entries() -> tuple[str, list[Entry], dict[str, bytes]]:
         """Check the run, and return its id, its files and those to be made for the archive."""
-        run.check()
+        run.require_run_folder()
         _check_archive_outside_run(folder, target)
         _check_run_finished(run)
         run_id = run_id_of(folder)
@@ -65,7 +65,7 @@ async def archive_run(
     sink = Archive(target, lambda _: (run_id, missing), force=force)
     async with sink.open() as write:
         await write(Batch(ENTRIES, entries))
-    return Archived(sink.written, losses=run.losses)
+    return Archived(sink.written, losses=run.recorded_losses)
 
 
 async def archive_stream(
@@ -111,7 +111,7 @@ def _check_archive_outside_run(folder: Path, target: Path) -> None:
 
 def _check_run_finished(run: RunFolder) -> None:
     """Raise UnfinishedError where the recorder did not come to its end: nobody could verify it."""
-    if missing_from([*names_of(run.root)]) or not run.claims.is_finished:
+    if missing_from([*names_of(run.root)]) or not run.event_statements.is_finished:
         raise UnfinishedError(f"{run.root}: it was not recorded to its end: see `stream verify`")
 
 
@@ -121,7 +121,7 @@ def _check_stream_archive_verified(report: VerifyReport, rejected: int) -> None:
     first = next((one for one in report.findings if one.severity == "error"), None)
     if first is None:
         return
-    place = str(first.source).removeprefix(f"{report.place}/")
+    place = str(first.source).removeprefix(f"{report.target}/")
     line = "" if first.line is UNSET else f":{first.line}"
     path = "" if first.path is UNSET else f"{first.path}: "
     more = f"; and {number(report.errors - 1, 'other finding')}" if report.errors > 1 else ""

@@ -91,7 +91,7 @@ def record_artifacts(
         _report_changed_files(files, changed, result, troubles)
         result.add_unknown_loss(_memory_of_others(replay))
         taint(result.capture)
-        content = replay.content()
+        content = replay.layer_content()
         content.kernel_events = files.lines(KERNEL_FILE)
         content.has_kernel = not _KERNEL_LAYERS & changed
         derived = derive_artifacts(
@@ -203,7 +203,7 @@ def files_of_stream(
 
 
 def _artifacts(run_id: str, replay: LayerReplay, counts: FeedCounts) -> dict[str, bytes]:
-    content = replay.content()
+    content = replay.layer_content()
     derived = derive_artifacts(
         run_id, content, counts.capture, filtered=counts.filtered, aside=counts.aside
     )

@@ -134,12 +134,12 @@ def last_layers(
 def layers_without_feed(run_id: str, run: RunFolder) -> dict[str, bytes]:
     """Make, by file, the layers of a run that was recorded without a kernel feed. Raise InputError
     where its documents cannot be read."""
-    metadata = run.document(METADATA_FILE, RunMetadata)
-    summary = run.document(SUMMARY_FILE, RunSummary)
+    metadata = run.read_document(METADATA_FILE, RunMetadata)
+    summary = run.read_document(SUMMARY_FILE, RunSummary)
     # What is in the run folder was redacted when it was written.
     collector = ToolCallCollector(run_id, CapturePolicy("full", None))
     if metadata.capture_mode != "hashed":
-        for block in run.blocks(STDOUT_FILE):
+        for block in run.file_blocks(STDOUT_FILE):
             collector.feed(Batch(CHANNELS, [ChannelBlock(STDOUT, block)]))
     collector.finish()
     capture = RawCapture(feed="absent", reason=NOT_ASKED)

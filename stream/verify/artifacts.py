@@ -98,7 +98,7 @@ def _derived_faults(
     replay: LayerReplay, documents: Documents, *, is_streamed: bool
 ) -> Iterator[ArtifactFault]:
     """Derive the artifacts from the layers and the companion's counters, and yield differences."""
-    stated = documents.head_of(COMPANION_FILE, Counted, "paths")
+    stated = documents.decode_head_of(COMPANION_FILE, CompanionCounters, "paths")
     if stated is None:
         yield COMPANION_FILE, "contract.companion", "it is missing, or none"
         return
@@ -109,10 +109,10 @@ def _derived_faults(
         return
     capture = replace(capture, filtered=UNSET, aside=UNSET)  # which the companion says itself
     derived = derive_artifacts(
-        stated.run_id, replay.content(), capture, filtered=stated.filtered, aside=stated.aside
+        stated.run_id, replay.layer_content(), capture, filtered=stated.filtered, aside=stated.aside
     )
     replay.verified_commands = derived.correlation.verified_commands
-    is_same = documents.confirm(COMPANION_FILE, derived.companion)
+    is_same = documents.has_same_bytes(COMPANION_FILE, derived.companion)
     if not is_same and documents.record_of(COMPANION_FILE) is None:
         yield COMPANION_FILE, "contract.companion", "it is missing, or none"
         return
@@ -121,7 +121,7 @@ def _derived_faults(
     if replay.lost > counted or (replay.lost < counted and not capture.unknown_loss):
         message = f"the feed lost {counted} events, and the gaps say {replay.lost}"
         yield DETAIL_FILE, "contract.health", message
-    for reason in account_faults(capture, stated, replay, is_streamed=is_streamed):
+    for reason in capture_counter_faults(capture, stated, replay, is_streamed=is_streamed):
         yield COMPANION_FILE, "contract.books", reason
     if replay.missing_details and not capture.unknown_loss:
         message = f"{replay.missing_details} events lack theirs, {replay.first_missing} and others"
@@ -178,7 +178,7 @@ def _artifact_differences(
         COMPANION_FILE: "contract.companion",
     }
     for name, long in made.items():
-        if documents.confirm(name, long):
+        if documents.has_same_bytes(name, long):
             continue
         stated = documents.record_of(name)
         if stated is None:
@@ -195,20 +195,21 @@ def _value_difference(stated: Any, implied: Any) -> str:
     if isinstance(stated, list) and isinstance(implied, list):
         for one in implied:
             if one not in stated:
-                return f"{_shown(one)} is missing"
+                return f"{_quoted_value(one)} is missing"
         for one in stated:
             if one not in implied:
-                return f"{_shown(one)} follows from nothing"
+                return f"{_quoted_value(one)} follows from nothing"
         return "it is in another order, or repeats itself"
-    return f"{_shown(stated)}, but {_shown(implied)} follows from the layers"
+    return f"{_quoted_value(stated)}, but {_quoted_value(implied)} follows from the layers"
 
 
-def _shown(value: Any) -> str:
+def _quoted_value(value: Any) -> str:
+    """Return a value of an artifact as findings quote it."""
     text = "nothing" if value is UNSET else msgspec.json.encode(value).decode()
     return text if len(text) <= 160 else f"{text[:159]}…"
 
 
-class Counted(Struct):
+class CompanionCounters(Struct):
     """Holds what a companion states that does not follow from the layers."""
 
     run_id: RunId
@@ -220,8 +221,8 @@ class Counted(Struct):
 # ------------------------------------------------------------ the counters of the capture
 
 
-def account_faults(
-    capture: RawCapture, companion: Counted, replay: LayerReplay, *, is_streamed: bool
+def capture_counter_faults(
+    capture: RawCapture, companion: CompanionCounters, replay: LayerReplay, *, is_streamed: bool
 ) -> Iterator[str]:
     """Say what does not add up in the counters of a capture.
 
@@ -239,7 +240,7 @@ def account_faults(
         yield from _capture_feed_faults(capture, replay)
 
 
-def _absent_feed_faults(capture: RawCapture, companion: Counted) -> Iterator[str]:
+def _absent_feed_faults(capture: RawCapture, companion: CompanionCounters) -> Iterator[str]:
     """Find counters and left-out events in the companion of a run that had no kernel feed."""
     nothing = RawCapture(feed="absent", reason=capture.reason, unknown_loss=capture.unknown_loss)
     if capture != nothing:
@@ -248,7 +249,7 @@ def _absent_feed_faults(capture: RawCapture, companion: Counted) -> Iterator[str
         yield "$.filtered: there was no feed, and something of it was left out"
 
 
-def _left_out_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
+def _left_out_faults(companion: CompanionCounters, *, may_lack: bool) -> Iterator[str]:
     """Find counts of left-out events in the companion that are unknown, zero or by no rule."""
     for name, counts, known in (
         ("filtered", companion.filtered, _FILTER_RULES),
@@ -264,7 +265,7 @@ def _left_out_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
 
 
 def _event_count_faults(
-    capture: RawCapture, companion: Counted, replay: LayerReplay
+    capture: RawCapture, companion: CompanionCounters, replay: LayerReplay
 ) -> Iterator[str]:
     """Find where the capture's counts of events and the lines of the layer do not add up."""
     scoped = sum(capture.scopes.values())
@@ -274,7 +275,7 @@ def _event_count_faults(
     # An operation of io_uring is reported twice: when it is asked for, and when it is done.
     if counted > capture.got or (counted < capture.got and capture.uring == "unused"):
         yield f"$.capture.got: {counted} events are accounted for, not {capture.got}"
-    left_out = _total(companion.filtered) + _total(companion.aside)
+    left_out = _total_count(companion.filtered) + _total_count(companion.aside)
     if replay.events + left_out != scoped:
         yield (
             f"$.capture.scopes: {scoped} events, and {replay.events} lines and"
@@ -282,7 +283,7 @@ def _event_count_faults(
         )
 
 
-def _total(counts: Mapping[str, int] | None) -> int:
+def _total_count(counts: Mapping[str, int] | None) -> int:
     return sum((counts or {}).values())
 
 
@@ -291,7 +292,7 @@ def _capture_scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[
     for scope, count in capture.scopes.items():
         if scope not in get_args(Scope) or count <= 0:
             yield f"$.capture.scopes: {scope!r}, {count} times, is no scope of events"
-    for scope, lines in replay.scopes().items():
+    for scope, lines in replay.count_scopes().items():
         if lines > capture.scopes.get(scope, 0):
             yield f"$.capture.scopes: {lines} lines are of the scope {scope!r}"
 
@@ -299,7 +300,7 @@ def _capture_scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[
 def _capture_cgroup_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
     """Find where the cgroup status of the capture contradicts its counters and its reasons."""
     is_clean = capture.cgroup == "clean"
-    others = [scope for scope in (*capture.scopes, *replay.scopes()) if scope != "both"]
+    others = [scope for scope in (*capture.scopes, *replay.count_scopes()) if scope != "both"]
     if is_clean and capture.feed == "strace":
         yield "$.capture.cgroup: clean, and strace sees the process tree only"
     is_lossy = capture.dropped or capture.unknown_loss
@@ -360,7 +361,7 @@ def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[
     it."""
     surface = replay.surface
     by_the_reference = surface.streamed_surface(documents.run_id)
-    if documents.confirm(SURFACE_FILE, by_the_reference):
+    if documents.has_same_bytes(SURFACE_FILE, by_the_reference):
         return
     stated = documents.record_of(SURFACE_FILE)
     if stated is None:
@@ -401,16 +402,16 @@ def _binding_faults(report: CorrelationReport, replay: LayerReplay) -> Iterator[
         decisions = decided.get(name, set())
         is_whole = binding.window.start == "run_started" and binding.window.end == "run_finished"
         if binding.policy_decision is None and len(decisions) == 1:
-            yield f"{_shown(name)}: the decision about it is missing"
+            yield f"{_quoted_value(name)}: the decision about it is missing"
         elif binding.policy_decision not in (None, *decisions):
-            yield f"{_shown(name)}: no such decision is in the policy layer"
+            yield f"{_quoted_value(name)}: no such decision is in the policy layer"
         elif not decisions and name not in told:
-            yield f"{_shown(name)}: nobody told of such a call"
+            yield f"{_quoted_value(name)}: nobody told of such a call"
         elif count > replay.events or (is_whole and count != replay.events):
-            yield f"{_shown(name)}: {count} events, not {replay.events}"
+            yield f"{_quoted_value(name)}: {count} events, not {replay.events}"
     bound = {one.tool_call_id for one in report.bindings}
     for name in sorted(filter(None, decided.keys() - bound)) if report.status == "clean" else ():
-        yield f"{_shown(name)}: the decision is bound to nothing"
+        yield f"{_quoted_value(name)}: the decision is bound to nothing"
 
 
 # ------------------------------------------------------------ one artifact by itself
@@ -437,7 +438,7 @@ class Documents:
         """Return the run that everything has to be of."""
         return self._report.run_id or ""
 
-    def take_document(self, document: Document) -> None:
+    def add_document(self, document: Document) -> None:
         """Check a document that was read to its end, or let it wait."""
         # Whose run it is of must be known: the first one to say so is the one that counts.
         can_wait = self._report.run_id is not None and self._report.limits.depth >= _DEEPEST
@@ -452,7 +453,7 @@ class Documents:
             self._check_document(self._waiting.pop(name))
         return self._read.get(name)
 
-    def head_of(self, name: str, kind: type[T], long_field: str) -> T | None:
+    def decode_head_of(self, name: str, kind: type[T], long_field: str) -> T | None:
         """Decode the fields before a long one, which stays undecoded where the artifact is written
         as the recorder writes it. None: the artifact is not there, or none."""
         if name in self._waiting:
@@ -465,22 +466,22 @@ class Documents:
         record = self.record_of(name)
         return None if record is None else msgspec.convert(record, kind, from_attributes=True)
 
-    def confirm(self, name: str, made: StreamedRecord[Any]) -> bool:
+    def has_same_bytes(self, name: str, made: StreamedRecord[Any]) -> bool:
         """Tell whether an artifact that waits has these bytes: then it needs no other check."""
         if name not in self._waiting or made.outline.run_id != self._report.run_id:
             return False
-        if not self._waiting[name].is_as(made.encoded_record()):
+        if not self._waiting[name].has_bytes(made.encoded_record()):
             return False
         self._waiting.pop(name).close()
         return True
 
-    def settle(self) -> None:
+    def check_waiting_artifacts(self) -> None:
         """Decode and check the artifacts that still wait."""
         for name in list(self._waiting):
             self.record_of(name)
 
     def close(self) -> None:
-        """Remove the temporary files."""
+        """Remove the temporary files of the documents."""
         for document in self._all:
             document.close()
 
@@ -517,21 +518,21 @@ class Document:
             self._report.report_fault("limit.document", f"more than {limit} bytes", self.name)
             self.close()
         else:
-            self._documents.take_document(self)
+            self._documents.add_document(self)
 
     def read(self, most: int = -1) -> bytes:
         """Return the beginning of the document, or all of it."""
         self._file.seek(0)
         return self._file.read(most)
 
-    def is_as(self, pieces: Iterable[bytes]) -> bool:
+    def has_bytes(self, pieces: Iterable[bytes]) -> bool:
         """Tell whether the document has just these bytes."""
         self._file.seek(0)
         is_same = all(self._file.read(len(piece)) == piece for piece in pieces)
         return is_same and self._file.read(2) in (b"\n", b"")
 
     def close(self) -> None:
-        """Remove the temporary file."""
+        """Remove the temporary file of the document."""
         self._file.close()
 
 

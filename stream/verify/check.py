@@ -80,11 +80,11 @@ async def run_check(
         contracts()  # what cannot be used is said before anything is read
     sources: list[Source] = []
     examined = FindingsSource(list)
-    if name != STDIN and _is_folder(target):
+    if name != STDIN and _is_run_folder_to_check(target):
         from stream.verify.run_folder import RunFolder, run_folder_findings
 
         run = RunFolder(target)
-        run.check()
+        run.require_run_folder()
         profile = profile or run.profile
         name = str(target / EVENTS_FILE)
         examined = FindingsSource(lambda: [*run_folder_findings(run, contracts().boundaries)])
@@ -98,7 +98,7 @@ async def run_check(
     return _check_result(stage, examined.found)
 
 
-def _is_folder(path: Path) -> bool:
+def _is_run_folder_to_check(path: Path) -> bool:
     """Tell whether `stream check` got a run folder. Raise InputError for what it cannot read."""
     try:
         mode = path.stat().st_mode
@@ -155,14 +155,14 @@ class DocumentSource(Struct):
             # Only white space is taken out: numbers stay as they are written.
             line = msgspec.json.format(data, indent=-1)
         except (*DECODE_ERRORS, ValueError) as error:
-            if any(map(_is_record, data.splitlines()[1:])):  # a stream whose first line is bad
+            if any(map(_is_record_line, data.splitlines()[1:])):  # a stream whose first line is bad
                 await NdjsonSource(self.name).run(out)
                 return
             line = BrokenDocument.of(data, parted(str(error)))
         await out.send(Batch(LINES, Lines([line], self.name, 1, 0)))
 
 
-def _is_record(line: bytes) -> bool:
+def _is_record_line(line: bytes) -> bool:
     """Return whether a line is a whole object, not indented: no document is written like that."""
     if not line.startswith(b"{"):
         return False

@@ -46,11 +46,11 @@ from stream.records.artifacts import (
 )
 from stream.records.control import Fault, Gap
 from stream.records.kernel import OPEN
-from stream.verify.replay import Columns, LayerReplay, columns_of
+from stream.verify.replay import EventColumns, LayerReplay, event_columns_of
 from stream.verify.report import VerifyReport
 
 _RULES = {RUNNER_FILE: "contract.runner_event", SDK_FILE: "contract.sdk_event"}
-Count = Callable[[], int]  #: lines of a layer that was read before
+CountLines = Callable[[], int]  #: lines of a layer that was read before
 #: What is wrong with which of many records.
 RecordFault: TypeAlias = tuple[int, Fault]
 
@@ -75,11 +75,11 @@ class LayerContract(Struct):
 
     decoder: LineDecoder
     faults: Callable[[Any], Iterator[RecordFault]]  #: of what `batch` gives
-    batch: Callable[[list[Any]], Columns | RecordBatch]
+    batch: Callable[[list[Any]], EventColumns | RecordBatch]
     is_numbered: bool = True
 
 
-def contract_of_layer(name: str, kernel: Count, sdk: Count) -> LayerContract | None:
+def contract_of_layer(name: str, kernel: CountLines, sdk: CountLines) -> LayerContract | None:
     """Return the contract of a layer by the name of its file; None if it is no layer.
 
     `kernel` and `sdk` tell how many lines those layers have, once they were read.
@@ -88,7 +88,7 @@ def contract_of_layer(name: str, kernel: Count, sdk: Count) -> LayerContract | N
     if decoder is None:
         return None
     if name == KERNEL_FILE:
-        return LayerContract(decoder, KernelRules().faults, columns_of)
+        return LayerContract(decoder, KernelRules().faults, event_columns_of)
     if name == DETAIL_FILE:
         return LayerContract(decoder, _DetailRules(kernel).faults, RecordBatch, is_numbered=False)
     if name == MARKERS_FILE:
@@ -121,10 +121,10 @@ class LayerChecker:
         while start < len(data):
             end = data.rfind(b"\n", start, start + _PIECE) + 1
             if end:
-                self._end_lines(data[start:end])
+                self._check_ended_lines(data[start:end])
             else:
                 end = start + _PIECE
-                self._add_rest(data[start:end])
+                self._hold_unfinished_line(data[start:end])
             start = end
 
     def finish(self) -> None:
@@ -135,7 +135,7 @@ class LayerChecker:
         elif rest or self._is_overlong:
             self._report.torn[self._name] = self.lines + 1, len(rest)
 
-    def _end_lines(self, block: bytes) -> None:
+    def _check_ended_lines(self, block: bytes) -> None:
         """Check the layer's lines that end in a block, after what was held of their beginning."""
         if self._rest:
             block = b"".join((*self._rest, block))
@@ -147,7 +147,7 @@ class LayerChecker:
         if block:
             self._check_lines(block)
 
-    def _add_rest(self, rest: bytes) -> None:
+    def _hold_unfinished_line(self, rest: bytes) -> None:
         """Hold the beginning of a layer's line whose end has not come yet, up to the limit."""
         self._rest_length += len(rest)
         if rest and not self._is_overlong:
@@ -155,7 +155,7 @@ class LayerChecker:
         if self._rest_length > self._report.limits.line and not self._is_overlong:
             self._is_overlong = True
             self._rest = []
-            self._find_overlong(self.lines + 1)
+            self._report_overlong_line(self.lines + 1)
 
     def _check_lines(self, block: bytes) -> None:
         """Check whole lines of a layer, all at once where they are as the recorder writes them."""
@@ -173,7 +173,7 @@ class LayerChecker:
         self.lines += count
         most = self._report.limits.held
         if self._name in _HELD and before <= most < self.lines:
-            self._replay.miss()
+            self._replay.mark_unreadable()
             message = f"more than {most} lines of a layer that is held as a whole"
             self._report.report_fault("limit.lines", message, self._name)
 
@@ -183,7 +183,7 @@ class LayerChecker:
             self.blank += 1
             return
         if len(line) > self._report.limits.line:
-            self._find_overlong(number)
+            self._report_overlong_line(number)
             return
         try:
             record = self._contract.decoder.decode(line)
@@ -191,7 +191,7 @@ class LayerChecker:
             fault = explain(error)._replace(rule="contract.line")
             self._report.add_faults([fault], self._name, number)
             self._seq += 1
-            self._replay.miss()
+            self._replay.mark_unreadable()
             return
         if msgspec.json.encode(record) != line:
             self._report.add_form_faults(line, "contract.line", self._name, number)
@@ -209,10 +209,10 @@ class LayerChecker:
                 faults += [(position, fault) for fault in found]
         for position, fault in sorted(faults, key=itemgetter(0)):
             self._report.add_faults([fault], self._name, first + position)
-        if isinstance(batch, Columns):
-            self._replay.take_columns(batch)
+        if isinstance(batch, EventColumns):
+            self._replay.add_event_columns(batch)
         else:
-            self._replay.take_records(self._name, records)
+            self._replay.add_records(self._name, records)
 
     def _seq_faults(self, seqs: Sequence[int]) -> Iterator[RecordFault]:
         """Find sequence numbers of a layer that do not follow the number before."""
@@ -224,8 +224,8 @@ class LayerChecker:
                 reason = f"expected {before + 1}, got {seq}"
                 yield position, Fault(reason, "$.seq", "contract.seq")
 
-    def _find_overlong(self, number: int) -> None:
-        self._replay.miss()
+    def _report_overlong_line(self, number: int) -> None:
+        self._replay.mark_unreadable()
         message = f"the line has more than {self._report.limits.line} bytes"
         self._report.report_fault("limit.line", message, self._name, number)
 
@@ -264,7 +264,7 @@ class KernelRules:
     def __init__(self) -> None:
         self._good: set[tuple[Any, ...]] = set()
 
-    def faults(self, columns: Columns) -> Iterator[RecordFault]:
+    def faults(self, columns: EventColumns) -> Iterator[RecordFault]:
         """Check the events of some columns of the kernel layer."""
         found = {
             form: [*event_form_faults(EventForm._make(form))]
@@ -298,7 +298,7 @@ def _check_each_record(rule: str) -> Callable[[RecordBatch], Iterator[RecordFaul
 class _DetailRules:
     """Details come in the order of the lines that they are of; gaps stand anywhere."""
 
-    def __init__(self, kernel: Count) -> None:
+    def __init__(self, kernel: CountLines) -> None:
         self._last = -1
         self._kernel = kernel
 
@@ -322,7 +322,7 @@ def _detail_fault(reason: str) -> Fault:
 class _MarkerRules:
     """Markers stand in order, at places that exist."""
 
-    def __init__(self, kernel: Count, sdk: Count) -> None:
+    def __init__(self, kernel: CountLines, sdk: CountLines) -> None:
         self._last = 0
         self._command_lines: set[int] = set()
         self._kernel = kernel
@@ -350,11 +350,11 @@ class _MarkerRules:
         yield from contract_faults_of(marker)
 
 
-def are_good_events(lines: Sequence[bytes]) -> bool:
+def are_canonical_events(lines: Sequence[bytes]) -> bool:
     """Return whether kernel events are all as the recorder writes them, and agree with
     themselves."""
     events = decode_canonical(LAYER_DECODERS[KERNEL_FILE], join_lines(lines))
-    return events is not None and not any(KernelRules().faults(columns_of(events)))
+    return events is not None and not any(KernelRules().faults(event_columns_of(events)))
 
 
 _CHAINED = (*LAYERS, RUNNER_FILE)  #: the last is written when all else is over
@@ -369,17 +369,17 @@ class ChainChecker:
 
     def __init__(self, report: VerifyReport) -> None:
         self._report = report
-        self._splitter = LineSplitter(report.source(CHAIN_FILE), report.limits.line)
+        self._splitter = LineSplitter(report.source_name_of(CHAIN_FILE), report.limits.line)
         self._links: list[tuple[int, ChainLink]] = []  #: and the line of each
         self._most = report.limits.decoded // STEP + 2 * len(LAYERS)
         self.verified: dict[str, ChainLink] = {}  #: by layer: the last link before a wrong one
 
     def feed(self, data: bytes) -> None:
-        """Check the next bytes."""
+        """Check the next bytes of the chain file."""
         self._check_links(self._splitter.feed(data))
 
     def finish(self) -> None:
-        """Check the last line."""
+        """Check the last line of the chain file."""
         self._check_links(self._splitter.finish())
 
     def _check_links(self, lines: Lines | None) -> None:
@@ -416,7 +416,7 @@ class ChainChecker:
     ) -> Iterator[tuple[int, Fault]]:
         """Compare the links with the layers that were read. Yield each fault with its line in the
         chain, or 0 if it is of no line."""
-        expected = {name: _links_of(tallies[name]) for name in _CHAINED if name in tallies}
+        expected = {name: _expected_links_of(tallies[name]) for name in _CHAINED if name in tallies}
         reached: dict[str, int] = {}
         wrong: set[str] = set()
         for line, link in self._links:
@@ -462,7 +462,7 @@ def _chain_fault(reason: str) -> Fault:
     return Fault(reason, rule="integrity.chain")
 
 
-def _links_of(tally: Tally) -> dict[int, ChainLink]:
+def _expected_links_of(tally: Tally) -> dict[int, ChainLink]:
     """Return the links that a layer must have, by how far they reach."""
     return {link.bytes: link for link in (*tally.links, tally.link())}
 

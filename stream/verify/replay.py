@@ -68,7 +68,7 @@ _ANY_PEER = {
 _KINDS = {*kernel.EVENT_TYPES.values()}
 _PORT = re.compile("0|[1-9][0-9]{0,4}")
 #: Absolute; or, where it lies in no folder, as `pipe:[5]`.
-_PLACE = re.compile(r"(?:/|[a-z_0-9]+:)(?:[^\\\0]|\\\\|\\x[0-9a-f]{2})*", re.DOTALL)
+_FILE_PATH = re.compile(r"(?:/|[a-z_0-9]+:)(?:[^\\\0]|\\\\|\\x[0-9a-f]{2})*", re.DOTALL)
 _OTHER_FAMILY = re.compile(r"af[0-9]{1,5}:[0-9a-f]*")  #: of addresses that no text is made of
 _ONLY_BEGUN = (-114, -115)  #: of a connect: EALREADY, EINPROGRESS
 _IN_MEMORY = 2 << 20  #: bytes of each file
@@ -108,21 +108,21 @@ class LayerReplay:
         self.unusual_events: list[str] = []  #: events that no feed of ours writes so
         self._scopes: Counter[str] = Counter()  # of events that are not of both
         self._losses = KernelLosses()
-        self._columns = _file()  # process and type of every event
+        self._columns = _temporary_file()  # process and type of every event
         self._reading: Iterator[_Block] | None = None  # of those, for the details
         self._block: tuple[int, _Block] = (0, (array("Q"), array("Q")))  # and its first number
-        self._without_open = _file()  # the events whose details may come
+        self._without_open = _temporary_file()  # the events whose details may come
         self._waiting: Iterator[KernelEvent] | None = None
         self._next: KernelEvent | None = None
-        self._details, self._open_details = _file(), _file()  # what attribution has to know
+        self._details, self._open_details = _temporary_file(), _temporary_file()  # for attribution
 
-    def take_records(self, name: str, records: Sequence[Any]) -> None:
-        """Take the next records of a layer."""
+    def add_records(self, name: str, records: Sequence[Any]) -> None:
+        """Add the next records of a layer to the replay."""
         if name == KERNEL_FILE and records:
-            self.take_columns(columns_of(records))
+            self.add_event_columns(event_columns_of(records))
         elif name == DETAIL_FILE:
             for record in records:
-                self._take_detail(record)
+                self._add_detail_record(record)
         elif not self.is_whole:  # and there may be any number of them
             return
         elif name == SDK_FILE:
@@ -138,42 +138,42 @@ class LayerReplay:
         elif name == RUNNER_FILE and len(self.runner) < _FRAME:
             self.runner += records[: _FRAME - len(self.runner)]
 
-    def miss(self) -> None:
-        """Note that a line could not be read: nothing follows from the others alone."""
+    def mark_unreadable(self) -> None:
+        """Note that a line of a layer could not be read: nothing follows from the others alone."""
         self.is_whole = False
         self.sdk, self.policy, self.markers = [], [], []
 
-    def gaps(self) -> list[tuple[int, int]]:
+    def loss_intervals(self) -> list[tuple[int, int]]:
         """Return between which numbers events were lost."""
         return self._losses.loss_intervals(self.events)
 
     def close(self) -> None:
-        """Remove the temporary files."""
+        """Remove the temporary files of the replay."""
         for file in (self._columns, self._without_open, self._details, self._open_details):
             file.close()
 
     def pids(self) -> set[int]:
         """Return every process that an event of the kernel layer is of."""
-        return set().union(*(pids for pids, _ in self._read_columns()))
+        return set().union(*(pids for pids, _ in self._read_event_columns()))
 
-    def content(self) -> LayerContent:
-        """Return what the layers say, once all of them were read."""
+    def layer_content(self) -> LayerContent:
+        """Return what the layers of the run say, once all of them were read."""
         return LayerContent(
             surface=self.surface,
             kernel_events=self.events,
             events=self.events_in_order(),
-            gaps=self.gaps(),
+            gaps=self.loss_intervals(),
             sdk=self.sdk,
             policy=self.policy,
             markers=self.markers,
         )
 
     def finish(self) -> None:
-        """Take the events that have no detail, once all layers were read."""
-        while self._next_waiting() is not None:
-            self._take_event(None)
+        """Add the events that have no detail to the surface, once all layers were read."""
+        while self._first_waiting_event() is not None:
+            self._add_waiting_event(None)
 
-    def scopes(self) -> Counter[str]:
+    def count_scopes(self) -> Counter[str]:
         """Count the events of the kernel layer by their scope."""
         both = self.events - self._scopes.total()
         return +Counter({"both": both, **self._scopes})
@@ -185,7 +185,7 @@ class LayerReplay:
         details = merge(*lines, key=lambda line: line[0])
         seq, found = next(details, _NO_MORE)
         cut = at = 0
-        for pids, kinds in self._read_columns():
+        for pids, kinds in self._read_event_columns():
             start, end = at, at + len(pids)
             while at < end:
                 while cut <= at:
@@ -202,11 +202,11 @@ class LayerReplay:
                     yield pid, kind, None, times
                 at = start + some.stop
 
-    def take_columns(self, columns: Columns) -> None:
-        """Take the next events of the kernel layer."""
+    def add_event_columns(self, columns: EventColumns) -> None:
+        """Add the next events of the kernel layer to the replay."""
         self.events += len(columns.records)
-        self._take_opens(columns)
-        self._write_open_details(columns)
+        self._add_opens(columns)
+        self._write_attribution_of_opens(columns)
         if set(columns.types) != {kernel.OPEN} or None in columns.values:
             others = [
                 event
@@ -217,25 +217,25 @@ class LayerReplay:
         blocks = (_packed_numbers(columns.pids), _packed_numbers(columns.types))
         self._columns.write(b"".join((len(columns.records).to_bytes(8, "little"), *blocks)))
 
-    def _take_opens(self, columns: Columns) -> None:
+    def _add_opens(self, columns: EventColumns) -> None:
         """Add the opens of the kernel layer to the surface, by what came of them."""
-        ends = {form: result_of(form) for form in columns.different_forms}
+        ends = {form: open_result_of(form) for form in columns.different_forms}
         if any(
-            _is_incomplete(EventForm._make(form)) for form, end in ends.items() if end is not None
+            _is_partial_open(EventForm._make(form)) for form, end in ends.items() if end is not None
         ):
             reason = "an open that does not say its flags, or what follows from what it says"
-            self._add_unusual(f"{columns.seqs[0]}, or soon after it: {reason}")
+            self._add_unusual_event(f"{columns.seqs[0]}, or soon after it: {reason}")
         found = list(dict.fromkeys(ends.values()))
         if len(found) == 1:
-            self._take_opened_paths(found[0], columns.values)
+            self._add_opened_paths(found[0], columns.values)
             return
         paths: dict[OpenResult | None, list[str | None]] = {end: [] for end in found}
         for form, path in zip(columns.forms, columns.values, strict=True):
             paths[ends[form]].append(path)
         for end, some in paths.items():
-            self._take_opened_paths(end, some)
+            self._add_opened_paths(end, some)
 
-    def _take_opened_paths(self, end: OpenResult | None, paths: Sequence[str | None]) -> None:
+    def _add_opened_paths(self, end: OpenResult | None, paths: Sequence[str | None]) -> None:
         """Add the paths of opens with the same result to the surface."""
         known: Any = paths
         if None in paths:
@@ -245,8 +245,8 @@ class LayerReplay:
         elif end is not None:
             self.surface.add_failed_paths(known, OPENED, end.result)
 
-    def _take_detail(self, record: KernelDetail | Gap) -> None:
-        """Take the next detail or gap of the kernel layer, and the events that waited for it."""
+    def _add_detail_record(self, record: KernelDetail | Gap) -> None:
+        """Add the next detail or gap of the kernel layer, and the events that waited for it."""
         if isinstance(record, Gap):
             self.lost += int(record.lost)
             self.has_gaps = True
@@ -254,12 +254,12 @@ class LayerReplay:
             return
         self._check_detail(record)
         self._losses.add_kernel_detail(record.seq)
-        other = self._next_waiting()
+        other = self._first_waiting_event()
         while other is not None and other.seq < record.seq:
-            self._take_event(None)
-            other = self._next_waiting()
+            self._add_waiting_event(None)
+            other = self._first_waiting_event()
         if other is not None and other.seq == record.seq:
-            self._take_event(record)
+            self._add_waiting_event(record)
 
     def _check_detail(self, detail: KernelDetail) -> None:
         """Count a detail, and compare it with its event."""
@@ -267,23 +267,23 @@ class LayerReplay:
             self._scopes[detail.scope] += 1
         if detail.call == _URING_CALL and detail.status != "error":
             self.urings += 1
-        event = self._event_at(detail.seq)
+        event = self._pid_and_type_at(detail.seq)
         if event is None:
             return
-        reason = line_mismatch(detail, *event)
+        reason = detail_line_mismatch(detail, *event)
         if not reason and event[1] == kernel.OPEN:
-            reason = open_mismatch(detail)
+            reason = detail_open_mismatch(detail)
         if reason:
-            self._add_mismatch(detail.seq, reason)
+            self._add_detail_mismatch(detail.seq, reason)
 
-    def _add_mismatch(self, number: int, reason: str) -> None:
+    def _add_detail_mismatch(self, number: int, reason: str) -> None:
         if len(self.mismatched_details) < _MOST_FOUND:
             self.mismatched_details.append(f"{number}: {reason}")
 
-    def _event_at(self, number: int) -> tuple[int, int] | None:
-        """Return process and type of an event. They are asked for in order."""
+    def _pid_and_type_at(self, number: int) -> tuple[int, int] | None:
+        """Return process and type of a kernel event. They are asked for in order."""
         if self._reading is None:
-            self._reading = self._read_columns()
+            self._reading = self._read_event_columns()
         first, (pids, kinds) = self._block
         while number >= first + len(pids):
             first += len(pids)
@@ -295,14 +295,14 @@ class LayerReplay:
         at = number - first
         return (pids[at], kinds[at]) if at >= 0 else None
 
-    def _write_details(self, event: KernelEvent, detail: KernelDetail | None) -> None:
-        """Keep what attribution must not merge with other events: it changes whose those are."""
+    def _write_attribution_details(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+        """Keep the details of an event that attribution must not merge with others."""
         known = event_details_of(event, detail)
         if known is not None or event.event_type == kernel.EXIT:
             self._details.write(msgspec.json.encode((event.seq, known)) + b"\n")
 
-    def _write_open_details(self, columns: Columns) -> None:
-        """Keep what attribution must not merge of opens, which wait for no detail."""
+    def _write_attribution_of_opens(self, columns: EventColumns) -> None:
+        """Keep the details of opens that attribution must not merge; opens wait for no detail."""
         values: Any = columns.values
         if None in values:
             values = [value for value in values if value is not None]
@@ -318,43 +318,43 @@ class LayerReplay:
             if known is not None:
                 self._open_details.write(msgspec.json.encode((event.seq, known)) + b"\n")
 
-    def _check_open_paths(self, columns: Columns) -> None:
+    def _check_open_paths(self, columns: EventColumns) -> None:
         for seq, kind, value in zip(columns.seqs, columns.types, columns.values, strict=True):
-            if kind == kernel.OPEN and value is not None and not is_place(value):
-                self._add_unusual(f"{seq}: {value!r} is the path of no file")
+            if kind == kernel.OPEN and value is not None and not is_file_path(value):
+                self._add_unusual_event(f"{seq}: {value!r} is the path of no file")
 
-    def _add_unusual(self, reason: str) -> None:
+    def _add_unusual_event(self, reason: str) -> None:
         if len(self.unusual_events) < _MOST_FOUND:
             self.unusual_events.append(reason)
 
-    def _take_event(self, detail: KernelDetail | None) -> None:
-        """Take the event that waits first into the surface."""
+    def _add_waiting_event(self, detail: KernelDetail | None) -> None:
+        """Add the event that waits first for its detail to the surface."""
         assert self._next is not None
-        self._write_details(self._next, detail)
+        self._write_attribution_details(self._next, detail)
         if detail is None and must_have_detail(self._next):
             self.first_missing = self._next.seq if not self.missing_details else self.first_missing
             self.missing_details += 1
         if self._next.event_type != kernel.OPEN:
             for reason in event_mismatches(self._next, detail):
-                self._add_mismatch(self._next.seq, reason)
-            if reason := value_mismatch(self._next):
-                self._add_unusual(f"{self._next.seq}: {reason}")
+                self._add_detail_mismatch(self._next.seq, reason)
+            if reason := event_value_mismatch(self._next):
+                self._add_unusual_event(f"{self._next.seq}: {reason}")
         self.surface.add_kernel_event(self._next, detail)
         self._next = None
 
-    def _next_waiting(self) -> KernelEvent | None:
+    def _first_waiting_event(self) -> KernelEvent | None:
         """Return the first event, but for opens, whose detail did not come yet."""
         if self._waiting is None:
-            self._waiting = self._read_waiting()
+            self._waiting = self._read_waiting_events()
         if self._next is None:
             self._next = next(self._waiting, None)
         return self._next
 
-    def _read_waiting(self) -> Iterator[KernelEvent]:
+    def _read_waiting_events(self) -> Iterator[KernelEvent]:
         self._without_open.seek(0)
         yield from map(msgspec.json.Decoder(KernelEvent).decode, self._without_open)
 
-    def _read_columns(self) -> Iterator[_Block]:
+    def _read_event_columns(self) -> Iterator[_Block]:
         """Yield process numbers and event types of the kernel layer from their temporary file."""
         self._columns.seek(0)
         while head := self._columns.read(8):
@@ -373,7 +373,7 @@ def replay_layers(read: Callable[[str], Iterable[bytes]]) -> LayerReplay:
         for name in REPLAYED:
             decode_lines = LAYER_DECODERS[name].decode_lines
             for block in whole_lines(read(name)):
-                replay.take_records(name, decode_lines(block))
+                replay.add_records(name, decode_lines(block))
         replay.finish()
     except BaseException:
         replay.close()
@@ -398,7 +398,7 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 _WORD = (1 << 64) - 1
 
 
-class Columns(Struct):
+class EventColumns(Struct):
     """Holds many kernel events by column: what is true of a form is asked once for all of them."""
 
     records: Sequence[Any]
@@ -411,13 +411,13 @@ class Columns(Struct):
     different_forms: set[tuple[Any, ...]]
 
 
-def columns_of(events: Sequence[Any]) -> Columns:
+def event_columns_of(events: Sequence[Any]) -> EventColumns:
     """Turn one event or more into columns."""
     columns = zip(*map(astuple, events), strict=True)
     run_ids, seqs, pids, types, kinds, values, flags, _, _, *ends = columns
     returned, accesses, operations, statuses = ends
     forms = [*zip(types, kinds, flags, returned, accesses, operations, statuses, strict=True)]
-    return Columns(events, run_ids, seqs, pids, types, values, forms, {*forms})
+    return EventColumns(events, run_ids, seqs, pids, types, values, forms, {*forms})
 
 
 class OpenResult(NamedTuple):
@@ -428,7 +428,7 @@ class OpenResult(NamedTuple):
 
 
 @lru_cache(10_000)
-def result_of(values: tuple[Any, ...]) -> OpenResult | None:
+def open_result_of(values: tuple[Any, ...]) -> OpenResult | None:
     """Return what came of an open, by its form; None for other events."""
     form = EventForm._make(values)
     if form.event_type != kernel.OPEN:
@@ -446,13 +446,13 @@ def _packed_numbers(numbers: Sequence[int]) -> bytes:
         return array("Q", [number & _WORD for number in numbers]).tobytes()
 
 
-def _is_incomplete(form: EventForm) -> bool:
+def _is_partial_open(form: EventForm) -> bool:
     """Tell whether an open lacks what our feeds always write."""
     has_result, has_status = form.return_value is not UNSET, form.status is not UNSET
     return UNSET in (form.flags, form.access_mode) or has_result != has_status
 
 
-def _file() -> IO[bytes]:
+def _temporary_file() -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(_IN_MEMORY)  # it has no name to leave behind
 
 
@@ -464,7 +464,7 @@ def _read_details(file: IO[bytes]) -> Iterator[_Line]:
 # ------------------------------------------------------------ a detail and its event
 
 
-def line_mismatch(detail: KernelDetail, pid: int, event_type: int) -> str:
+def detail_line_mismatch(detail: KernelDetail, pid: int, event_type: int) -> str:
     """Say why a detail is not of the event of its line; empty where it may be."""
     types = _TYPES.get(detail.call) or (kernel.unknown_type(detail.call),)
     if event_type not in types:
@@ -472,7 +472,7 @@ def line_mismatch(detail: KernelDetail, pid: int, event_type: int) -> str:
     return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"
 
 
-def open_mismatch(detail: KernelDetail) -> str:
+def detail_open_mismatch(detail: KernelDetail) -> str:
     """Say why a detail is of no open: it does not repeat what its line says."""
     repeated = (detail.return_value, detail.mode, detail.exit_status)
     if detail.flags or detail.status is not UNSET or repeated != (None, None, None):
@@ -485,19 +485,19 @@ def must_have_detail(event: KernelEvent) -> bool:
     return event.event_type not in (kernel.OPEN, kernel.CONNECT) or event.value is None
 
 
-def is_place(text: str) -> bool:
+def is_file_path(text: str) -> bool:
     """Tell whether a text is the path of a file, as `path_text` writes it."""
-    return _PLACE.fullmatch(text) is not None
+    return _FILE_PATH.fullmatch(text) is not None
 
 
-def value_mismatch(event: KernelEvent) -> str:
+def event_value_mismatch(event: KernelEvent) -> str:
     """Say why no feed of ours writes such an event, which is no open; empty where one may."""
     kind, value = event.event_type, event.value
     if kind in _IP_PEER:
         return "" if value is None or _is_endpoint(value) else f"{value!r} is no endpoint"
     if value is None or kind in _ANY_PEER or kind not in _KINDS:
         return ""
-    return "" if is_place(value) else f"{value!r} is the path of no file"
+    return "" if is_file_path(value) else f"{value!r} is the path of no file"
 
 
 def _is_endpoint(text: str) -> bool:

@@ -103,7 +103,7 @@ _LONGEST = 500  #: characters of a message: it quotes what is wrong
 class VerifyReport(Struct):
     """Holds what is known of an archive or a run while it is read, and what was found wrong."""
 
-    place: str  #: of the archive or the folder
+    target: str  #: of the archive or the folder
     limits: Limits
     is_folder: bool
     run_id: str | None = None
@@ -121,7 +121,7 @@ class VerifyReport(Struct):
 
     @property
     def is_recorded(self) -> bool:
-        """And put together of no stream, whose lines keep whatever form they had."""
+        """Tell whether a recorder wrote the files; lines of a stream keep what form they had."""
         return self.is_folder or is_recorded(self.names)
 
     def report_fault(
@@ -134,7 +134,7 @@ class VerifyReport(Struct):
             rule=rule,
             severity=severity,  # type: ignore[arg-type]
             message=visible(message[:_LONGEST]),
-            source=self.source(name),
+            source=self.source_name_of(name),
             line=line or UNSET,
             path=path or UNSET,
         )
@@ -178,9 +178,9 @@ class VerifyReport(Struct):
         if self._of_file[finding.rule, name] <= MOST:
             self.findings.append(finding)
 
-    def source(self, name: str) -> str:
+    def source_name_of(self, name: str) -> str:
         """Name a file of the archive or the folder as findings do."""
-        return visible(f"{self.place}/{name}" if name else self.place)
+        return visible(f"{self.target}/{name}" if name else self.target)
 
     def check_run_id(self, run_id: str, path: str = "$.run_id") -> list[Fault]:
         """Compare a run id with the first one that was read, which all others must equal."""

@@ -60,7 +60,7 @@ from stream.records.run import (
 from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 from stream.verify.report import VerifyReport
-from stream.verify.run_folder import RunClaims, items_within, value_within
+from stream.verify.run_folder import EventStatements, items_within, value_within
 
 Event = Mapping[str, Any]
 #: What one document states, and another says: the name, the value, the other's name, its value.
@@ -90,14 +90,14 @@ class RunDocuments(Struct):
     kernel_events: int
     has_layers: bool
     runner: list[RunnerStarted | RunnerFinished]
-    claims: RunClaims
+    event_statements: EventStatements
     counted: Mapping[str, int]  #: records of a file
     tallies: Mapping[str, Tally]  #: of all files
 
     @property
     def events(self) -> Mapping[str, Event]:
         """Return the events by their names."""
-        return self.claims.named
+        return self.event_statements.named
 
     @property
     def has_evidence(self) -> bool:
@@ -110,7 +110,7 @@ class RunDocuments(Struct):
 def document_faults(run: RunDocuments) -> Iterator[tuple[str, int, Fault]]:
     """Compare what a run lists with its files. Yield each fault with its file and line."""
     is_poc = run.metadata is not None and run.metadata.profile == "poc"
-    for agent, line in run.claims.agents.items() if is_poc else ():
+    for agent, line in run.event_statements.agents.items() if is_poc else ():
         if agent != CLAUDE_CODE:
             message = f"expected {CLAUDE_CODE!r}, got {agent!r}: the run's profile is poc"
             yield EVENTS_FILE, line, Fault(message, rule="contract.agent")
@@ -125,7 +125,7 @@ def document_faults(run: RunDocuments) -> Iterator[tuple[str, int, Fault]]:
 def _mention_faults(run: RunDocuments) -> Iterator[tuple[str, int, Fault]]:
     """Compare the files that events name. An archive that was made from a stream has records, and
     no other files."""
-    files = [(mention, *mention.file) for mention in run.claims.mentions if mention.file]
+    files = [(mention, *mention.file) for mention in run.event_statements.mentions if mention.file]
     held = [one for one in files if one[2].startswith("sha256:")]
     if any(name.startswith(f"{ARTIFACTS}/") for name in run.tallies):
         for mention, name, digest in held:
@@ -161,11 +161,11 @@ def _listing_difference(
     return "" if is_same else f"{name} is not what was hashed"
 
 
-def disagreements(run: RunDocuments) -> Iterator[str]:
+def document_disagreements(run: RunDocuments) -> Iterator[str]:
     """Say where the documents of a run contradict each other."""
     for what, stated, where, said in _run_statements(run):
         if stated != said or type(stated) is not type(said):
-            yield f"{what}: {_shown(stated)}, but {_shown(said)} by {where}"
+            yield f"{what}: {_quoted(stated)}, but {_quoted(said)} by {where}"
     summary = run.summary
     if (
         summary
@@ -175,7 +175,7 @@ def disagreements(run: RunDocuments) -> Iterator[str]:
         yield f"commands: {summary.commands}, and no event names their log"
 
 
-def command_faults(run: RunDocuments, verified: Collection[int]) -> Iterator[str]:
+def command_log_faults(run: RunDocuments, verified: Collection[int]) -> Iterator[str]:
     """Compare the command log with the lines of it that a wrapper was seen to write.
 
     Runs of former versions do not count these.
@@ -184,7 +184,7 @@ def command_faults(run: RunDocuments, verified: Collection[int]) -> Iterator[str
         yield f"line {number} of {COMMANDS_FILE}: a wrapper wrote it, and it is not there"
     stated = _artifact_facts(run, "commands_observed", "command_log").get("vouched_count", UNSET)
     if stated is not UNSET and (stated != len(verified) or type(stated) is not int):
-        yield f"vouched_count: {_shown(stated)}, but {_shown(len(verified))} by the evidence"
+        yield f"vouched_count: {_quoted(stated)}, but {_quoted(len(verified))} by the evidence"
 
 
 def _run_statements(run: RunDocuments) -> Iterator[Statement]:
@@ -312,7 +312,8 @@ def _evidence_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Sta
         yield key, getattr(summary, key), "the evidence", said
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
+    """Return a value of a document as findings quote it."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 100 else f"{text[:99]}…"
 
@@ -333,11 +334,11 @@ class EventsChecker:
     """Checks events.jsonl, and keeps what other files must agree with."""
 
     def __init__(self, report: VerifyReport, beginning: Beginning | None) -> None:
-        self.claims = RunClaims(report.limits.entries)
+        self.event_statements = EventStatements(report.limits.entries)
         self._report = report
         # Which profile the run is to be held to, its metadata says, which come after its events.
-        self._stage = Invariants("agents", is_alone=True, source=report.source(EVENTS_FILE))
-        self._splitter = LineSplitter(report.source(EVENTS_FILE), report.limits.line)
+        self._stage = Invariants("agents", is_alone=True, source=report.source_name_of(EVENTS_FILE))
+        self._splitter = LineSplitter(report.source_name_of(EVENTS_FILE), report.limits.line)
         self._beginning = beginning
         self._digest = hashlib.sha256()
         self._left = beginning.bytes if beginning else 0
@@ -360,10 +361,10 @@ class EventsChecker:
     @property
     def _is_cut_off(self) -> bool:
         """Return whether the run is a folder without an end: one other finding says so."""
-        return self._report.is_folder and not self.claims.is_finished
+        return self._report.is_folder and not self.event_statements.is_finished
 
     def _check_events(self, lines: Lines | None) -> None:
-        """Check lines of the events file by the event rules, and keep what they claim."""
+        """Check lines of the events file by the event rules, and keep what they state."""
         for part in lines.parts() if lines else ():
             self._report.count_lines(len(part))
             for index, line in enumerate(part):
@@ -385,7 +386,7 @@ class EventsChecker:
             return
         if self._report.is_too_deep(line, EVENTS_FILE, number):
             return
-        event = self.claims.add_line(line, number)
+        event = self.event_statements.add_line(line, number)
         run_id = value_within(event, "session", "run_id")
         if isinstance(run_id, str):
             faults = self._report.check_run_id(run_id, "$.session.run_id")
@@ -401,7 +402,7 @@ class DescriptorChecker:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Check the next bytes."""
+        """Check the next bytes of the descriptor."""
         if len(self._data) <= LARGEST:
             self._data += data
 
@@ -431,10 +432,10 @@ class RecordsChecker:
         self.count = 0  #: of its records, those that count as one thing more
         self._name = name
         self._stage = Validate(find_boundaries(boundary, carried), is_last=True)
-        self._splitter = LineSplitter(report.source(name), report.limits.line)
+        self._splitter = LineSplitter(report.source_name_of(name), report.limits.line)
 
     def feed(self, data: bytes) -> None:
-        """Check the next bytes."""
+        """Check the next bytes of the file of records."""
         self._check_records(self._splitter.feed(data))
 
     def finish(self) -> None:

@@ -70,8 +70,8 @@ class ArtifactMention(Struct):
 
     @property
     def file(self) -> tuple[str, str] | None:
-        """Return its file and the digest that this must have; None if the event does not say so, or
-        says that something of the file was lost."""
+        """Return the artifact's file and the digest that it must have; None if the event does not
+        say so, or says that something of the file was lost."""
         ref, digest = self.artifact.get("content_ref"), self.artifact.get("hash")
         if not isinstance(ref, str) or not isinstance(digest, str) or self.is_lossy:
             return None
@@ -79,13 +79,13 @@ class ArtifactMention(Struct):
 
     @property
     def is_lossy(self) -> bool:
-        """Return whether the event says that there was no room for some of it."""
+        """Return whether the event says that there was no room for some of the artifact."""
         return lost_bytes_of(value_within(self.artifact, "metadata", "lost_bytes")) > 0
 
 
-class RunClaims:
+class EventStatements:
     """Collects what the events of a run say about it. With a limit it keeps `most` of each kind of
-    claim, and of the mentions only those with a file."""
+    statement, and of the mentions only those with a file."""
 
     def __init__(self, most: int = sys.maxsize) -> None:
         self.is_finished = False
@@ -99,11 +99,11 @@ class RunClaims:
 
     @property
     def is_lossy(self) -> bool:
-        """Return whether there was no room for something."""
+        """Return whether the events name an artifact for some of which there was no room."""
         return any(mention.is_lossy for mention in self.mentions)
 
     def add_line(self, line: bytes, number: int) -> dict[str, Any] | None:
-        """Keep what a line of the events claims, and return its event; None if it is no event."""
+        """Keep what a line of the events states, and return its event; None if it is no event."""
         event = event_in(line)
         if event is None:
             return None
@@ -151,7 +151,7 @@ class RunFolder:
         self.root = root
         self.digests = Digests(root)
 
-    def check(self) -> None:
+    def require_run_folder(self) -> None:
         """Raise InputError if the folder is not that of a run, or cannot be read."""
         with reporting(self.root):
             names = [path.name for path in self.root.iterdir()]
@@ -170,15 +170,15 @@ class RunFolder:
             raise InputError(f"{events}: {describe_kind(mode)}, not a regular file")
 
     @cached_property
-    def claims(self) -> RunClaims:
+    def event_statements(self) -> EventStatements:
         """Return what the events say; nothing if there are none. Raise InputError."""
-        claims = RunClaims()
+        stated = EventStatements()
         where = self.root / run.EVENTS_FILE
         with reporting(where):
-            for lines in self.lines(run.EVENTS_FILE) if where.exists() else ():
+            for lines in self.file_lines(run.EVENTS_FILE) if where.exists() else ():
                 for number, line in enumerate(lines, lines.number):
-                    claims.add_line(line, number)
-        return claims
+                    stated.add_line(line, number)
+        return stated
 
     @property
     def profile(self) -> Profile:
@@ -189,11 +189,11 @@ class RunFolder:
             return "poc"
 
     @property
-    def losses(self) -> list[str]:
+    def recorded_losses(self) -> list[str]:
         """Return what the recorder itself reports as missing. That the summary is the one that it
         wrote is checked elsewhere."""
         try:
-            return self.document(run.SUMMARY_FILE, RunSummary).incomplete
+            return self.read_document(run.SUMMARY_FILE, RunSummary).incomplete
         except InputError:
             return []
 
@@ -201,29 +201,31 @@ class RunFolder:
         """Return the metadata of the run. Raise UnusableFileError."""
         where = self.root / run.METADATA_FILE
         try:
-            value = self._value(run.METADATA_FILE)
+            value = self._json_value_of(run.METADATA_FILE)
             if isinstance(value, dict) and "schema" not in value:
                 message = f"names no contract: only a {run.RUN} can be held against the events"
                 raise UnusableFileError("folder.contract", message)
             return convert(value, RunMetadata, where)
         except InputError as error:
-            raise UnusableFileError("folder.metadata", _without(where, error)) from None
+            raise UnusableFileError(
+                "folder.metadata", _message_without_path(where, error)
+            ) from None
 
-    def document(self, name: str, kind: type[T]) -> T:
+    def read_document(self, name: str, kind: type[T]) -> T:
         """Return a JSON document of the run. Raise InputError with its place."""
-        return convert(self._value(name), kind, self.root / name)
+        return convert(self._json_value_of(name), kind, self.root / name)
 
-    def blocks(self, name: str) -> Iterator[bytes]:
+    def file_blocks(self, name: str) -> Iterator[bytes]:
         """Yield a file of the run in blocks. Raise OSError, or InputError if it is not regular."""
         with open_beneath(self.root, name) as file:
             while block := file.read(READ):
                 yield block
 
-    def lines(self, name: str) -> Iterator[Lines]:
+    def file_lines(self, name: str) -> Iterator[Lines]:
         """Yield the lines of a file. Raise OSError, or InputError where it is no regular file."""
-        return lines_of(self.blocks(name), _utf8(str(self.root / name)))
+        return lines_of(self.file_blocks(name), _utf8_text(str(self.root / name)))
 
-    def parts(self, names: Iterable[str]) -> Iterator[Part]:
+    def archive_parts(self, names: Iterable[str]) -> Iterator[Part]:
         """Read files as the entries of an archive. One that cannot be read is a fault."""
         for name in names:
             try:
@@ -263,20 +265,20 @@ class RunFolder:
         where, hashed = self.root / name, sha256()
         with reporting(self.root / run.EVENTS_FILE):
             (self.root / run.EVENTS_FILE).stat()
-        if not self.claims.is_finished:
+        if not self.event_statements.is_finished:
             message = "the run did not come to its end: there is no run_finished in it"
             raise InputError(f"{self.root}: {message}")
         with reporting(where):
-            for block in self.blocks(name):
+            for block in self.file_blocks(name):
                 hashed.update(block)
                 yield block
-        artifacts = (mention.artifact for mention in self.claims.mentions)
+        artifacts = (mention.artifact for mention in self.event_statements.mentions)
         listed = [one.get("hash") for one in artifacts if one.get("content_ref") == name]
         digests = [digest for digest in listed if isinstance(digest, str)]
         if digests and digests[-1] != f"sha256:{hashed.hexdigest()}":
             raise InputError(f"{where}: is not what the run recorded: stream check {self.root}")
 
-    def _value(self, name: str) -> Any:
+    def _json_value_of(self, name: str) -> Any:
         where = self.root / name
         with reporting(where), open_beneath(self.root, name) as file:
             return document_in(file.read(LARGEST + 1), where)
@@ -288,24 +290,24 @@ class RunFolder:
 def run_folder_findings(folder: RunFolder, boundaries: Boundaries) -> Iterator[Finding]:
     """Yield a finding for every rule that a finished run breaks. Of one that was cut off, the check
     of its events says so."""
-    claims, root = folder.claims, folder.root
-    if not claims.is_finished:
+    stated, root = folder.event_statements, folder.root
+    if not stated.is_finished:
         return
     metadata: RunMetadata | None = None
     try:
         metadata = folder.metadata()
     except UnusableFileError as fault:
         yield _run_finding(fault.rule, str(fault), root / run.METADATA_FILE)
-    for mention in claims.mentions:
+    for mention in stated.mentions:
         yield from _mention_findings(mention, folder)
     if metadata:
-        yield from _metadata_findings(metadata, claims, root)
-        if not claims.is_lossy or os.path.lexists(root / run.MANIFEST_FILE):
+        yield from _metadata_findings(metadata, stated, root)
+        if not stated.is_lossy or os.path.lexists(root / run.MANIFEST_FILE):
             yield from manifest_findings(folder, run_id=metadata.run_id)
     yield from _diff_findings(metadata, folder)
     for name in RECORDS:
         yield from _record_file_findings(folder, name, boundaries)
-    for what in folder.losses:
+    for what in folder.recorded_losses:
         message = f"the recorder itself lost: {what}"
         yield _run_finding("run.incomplete", message, root / run.SUMMARY_FILE)
     yield from evidence_findings(folder)
@@ -336,16 +338,18 @@ def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[F
         yield finding("artifact.digest", f"{ref} is not what was hashed: {known[1]}", "hash")
 
 
-def _metadata_findings(metadata: RunMetadata, claims: RunClaims, root: Path) -> Iterator[Finding]:
+def _metadata_findings(
+    metadata: RunMetadata, stated: EventStatements, root: Path
+) -> Iterator[Finding]:
     """Yield where run id and constraints of the events differ from the run's metadata."""
-    for run_id, line in claims.run_ids.items():
+    for run_id, line in stated.run_ids.items():
         if run_id != metadata.run_id:
             message = f"{run_id!r}, but {run.METADATA_FILE} is of {metadata.run_id!r}"
             where = root / run.EVENTS_FILE
             yield _run_finding("folder.run_id", message, where, line, "$.session.run_id")
             break
     for name in metadata.constraints:
-        if name not in claims.constraints:
+        if name not in stated.constraints:
             message = f"no event has the constraint {name}, which the run was asked to keep"
             yield _run_finding("folder.constraints", message, root / run.EVENTS_FILE)
 
@@ -359,9 +363,9 @@ def manifest_findings(
     where = root / run.MANIFEST_FILE
     try:
         digests.of(run.MANIFEST_FILE, "manifest")
-        manifest = folder.document(run.MANIFEST_FILE, Manifest)
+        manifest = folder.read_document(run.MANIFEST_FILE, Manifest)
     except (UnusableFileError, InputError) as error:
-        yield _run_finding("manifest.document", _without(where, error), where)
+        yield _run_finding("manifest.document", _message_without_path(where, error), where)
         return
     if run_id and manifest.run_id != run_id:
         message = f"{manifest.run_id!r}, but {run.METADATA_FILE} is of {run_id!r}"
@@ -405,7 +409,7 @@ def _record_file_findings(
     if not (folder.root / name).is_file() or (folder.root / name).is_symlink():
         return
     stage = Validate(boundaries, is_last=name == run.BOUNDARY_FILE)
-    for lines in folder.lines(name):
+    for lines in folder.file_lines(name):
         for made in stage.feed(Batch(LINES, lines)):
             if made.kind == FINDINGS:
                 yield from (replace(item, rule="folder.record") for item in made.items)
@@ -413,7 +417,7 @@ def _record_file_findings(
 
 def _diff_findings(metadata: RunMetadata | None, folder: RunFolder) -> Iterator[Finding]:
     """Check that the diff parses and applies which the events reference."""
-    diffs = [one for one in folder.claims.mentions if one.artifact.get("type") == "diff"]
+    diffs = [one for one in folder.event_statements.mentions if one.artifact.get("type") == "diff"]
     refs = (diff.artifact.get("content_ref") for diff in diffs)
     ref = next((ref for ref in refs if isinstance(ref, str)), run.DIFF_FILE)
     try:
@@ -477,7 +481,7 @@ def _contract_fault(line: bytes, contract: str) -> Fault | None:
 def _artifact_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
     """Check a JSON artifact of a run folder by its contract, with line 0 for the whole file."""
     most, data = Limits().document, bytearray()
-    for block in folder.blocks(name):
+    for block in folder.file_blocks(name):
         data += block
         if len(data) > most:
             yield 0, Fault(f"it was not looked at: it has more than {most} bytes")
@@ -489,10 +493,10 @@ def _artifact_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, F
 def _layer_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
     """Yield the faults of whole lines: of a last one without an end, the chain shows what is
     missing."""
-    from stream.verify.layers import are_good_events
+    from stream.verify.layers import are_canonical_events
 
-    for lines in folder.lines(name):
-        if name == KERNEL_FILE and are_good_events(lines):
+    for lines in folder.file_lines(name):
+        if name == KERNEL_FILE and are_canonical_events(lines):
             continue
         for number, line in enumerate(lines, lines.number):
             if isinstance(line, OverlongLine):
@@ -511,17 +515,17 @@ def value_within(value: Any, *path: str) -> Any:
 
 
 def items_within(value: Any, *path: str) -> list[Any]:
-    """Return the list that lies there; an empty one where there is none."""
+    """Return the list at a path of keys in an event; an empty one where there is none."""
     found = value_within(value, *path)
     return found if isinstance(found, list) else []
 
 
-def _without(where: Path, error: Exception) -> str:
-    """Return a message without the place that it begins with."""
+def _message_without_path(where: Path, error: Exception) -> str:
+    """Return an error's message without the path of the file that it begins with."""
     return str(error).removeprefix(f"{where}: ")
 
 
-def _utf8(text: str) -> str:
+def _utf8_text(text: str) -> str:
     """Return a text that a record may hold: a name of a file may be any bytes."""
     return os.fsencode(text).decode(errors="replace")
 
@@ -533,8 +537,8 @@ def _run_finding(
     return Finding(
         rule=rule,
         severity=RULES[rule].severity,
-        message=_utf8(message),
-        source=_utf8(str(where)),
+        message=_utf8_text(message),
+        source=_utf8_text(str(where)),
         line=line or UNSET,
         path=path or UNSET,
         event_id=event_id or UNSET,

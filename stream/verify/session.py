@@ -67,11 +67,11 @@ from stream.verify.run_documents import (
     EventsChecker,
     RecordsChecker,
     RunDocuments,
-    command_faults,
-    disagreements,
+    command_log_faults,
+    document_disagreements,
     document_faults,
 )
-from stream.verify.run_folder import RECORDS, RunClaims, RunFolder, is_run_folder
+from stream.verify.run_folder import RECORDS, EventStatements, RunFolder, is_run_folder
 
 _MOST_OF_FILE = 1 << 10  #: bytes of what a manifest says of one file, whose name it says twice
 _PATH = re.compile(rb'"path"\s*:\s*"')
@@ -97,13 +97,17 @@ def verify(
         with closing(VerifySession(report, boundary)) as session:
             if is_folder:
                 folder = RunFolder(target)
-                folder.check()
+                folder.require_run_folder()
                 report.names = _folder_names(target, report)
-                parts = folder.parts(reading_order(report.names))
-                session.check(_watched(read_ahead(parts), checkpoint), missing_from(report.names))
+                parts = folder.archive_parts(reading_order(report.names))
+                session.check(
+                    _checkpointed(read_ahead(parts), checkpoint), missing_from(report.names)
+                )
             else:
                 with target.open("rb", buffering=0) as file:
-                    session.check(_watched(read_ahead(parts_of(file, report.limits)), checkpoint))
+                    session.check(
+                        _checkpointed(read_ahead(parts_of(file, report.limits)), checkpoint)
+                    )
     except NoArchive as error:
         raise InputError(f"{place}: {error}") from None
     except OSError as error:
@@ -145,7 +149,7 @@ class VerifySession:
             self.conclude(missing)
         except BrokenArchive as broken:  # what is missing is behind this place
             self._report.report_fault(broken.rule, str(broken))
-        self.documents.settle()
+        self.documents.check_waiting_artifacts()
 
     def conclude(self, missing: Sequence[str] = ()) -> None:
         """Check what several files show together, once all of them were read."""
@@ -190,7 +194,7 @@ class VerifySession:
         elif report.is_folder and not has_evidence(report.names):
             report.report_fault("contract.evidence", "it was recorded without kernel evidence")
         if is_whole and RUNNER_FILE in self._layers:
-            count = self._count(RUNNER_FILE)
+            count = self._line_count(RUNNER_FILE)
             if not count:
                 report.report_fault(
                     "contract.frame", "neither start nor end is recorded", RUNNER_FILE
@@ -219,10 +223,10 @@ class VerifySession:
         for name, line, fault in document_faults(run):
             self._report.add_faults([fault], name, line)
         if is_whole and self._events and self._report.is_recorded:
-            for reason in disagreements(run):
+            for reason in document_disagreements(run):
                 self._report.report_fault("contract.accord", reason)
             if self.replay.is_whole:
-                for reason in command_faults(run, self.replay.verified_commands):
+                for reason in command_log_faults(run, self.replay.verified_commands):
                     self._report.report_fault("contract.accord", reason)
 
     def _read_folder(self, parts: Iterator[Part]) -> None:
@@ -234,14 +238,16 @@ class VerifySession:
                 self.feed(part)
             elif isinstance(part, Fault):
                 self._report.add_faults([part])
-                self.replay.miss()  # and nothing follows from the others alone
+                self.replay.mark_unreadable()  # and nothing follows from the others alone
             else:
                 self.end()
 
     @property
     def _is_cut_off(self) -> bool:
         """Return whether this is a run whose recorder did not come to its end."""
-        return self._report.is_folder and not (self._events and self._events.claims.is_finished)
+        return self._report.is_folder and not (
+            self._events and self._events.event_statements.is_finished
+        )
 
     def _layer_end_faults(self, *, is_whole: bool) -> Iterator[tuple[str, int, Fault]]:
         """Yield the faults of the ends of the layers, and of the chain. That the layers of a run
@@ -263,7 +269,7 @@ class VerifySession:
         if self._is_cut_off:
             missing = [name for name in missing if name in (METADATA_FILE, EVENTS_FILE)]
             if self._events:
-                last = self._events.claims.last
+                last = self._events.event_statements.last
                 found.append(f"its last event is {last}" if last else "it has no event")
         if missing:
             found.append(f"there is no {', no '.join(missing)}")
@@ -275,18 +281,19 @@ class VerifySession:
         message = f"{what}: {'; '.join(found)}"
         self._report.report_fault("integrity.incomplete", message)
 
-    def _count(self, name: str) -> int:
+    def _line_count(self, name: str) -> int:
+        """Return how many lines of a layer hold records."""
         layer = self._layers.get(name)
         return layer.lines - layer.blank if layer else 0
 
     def _kernel_lines(self) -> int:
         """Return how many lines others may refer to: of a run that was cut off, any may be lost."""
         is_cut_off = self._report.is_folder and HEALTH_FILE not in self._report.names
-        return sys.maxsize if is_cut_off else self._count(KERNEL_FILE)
+        return sys.maxsize if is_cut_off else self._line_count(KERNEL_FILE)
 
     def _file_checker(self, name: str) -> FileChecker | None:
         """Return what checks a file by itself; None if it may hold any bytes."""
-        contract = contract_of_layer(name, self._kernel_lines, lambda: self._count(SDK_FILE))
+        contract = contract_of_layer(name, self._kernel_lines, lambda: self._line_count(SDK_FILE))
         if contract:
             self._layers[name] = LayerChecker(self._report, name, contract, self.replay)
             return self._layers[name]
@@ -316,10 +323,10 @@ class VerifySession:
             manifest=self.documents.record_of(MANIFEST_FILE),
             health=self.documents.record_of(HEALTH_FILE),
             report=self.documents.record_of(CORRELATION_FILE),
-            kernel_events=self._count(KERNEL_FILE),
+            kernel_events=self._line_count(KERNEL_FILE),
             has_layers=has_evidence(self._report.names),
             runner=self.replay.runner,
-            claims=self._events.claims if self._events else RunClaims(),
+            event_statements=self._events.event_statements if self._events else EventStatements(),
             counted={name: checker.count for name, checker in self._validated.items()},
             tallies=self._report.tallies,
         )
@@ -340,7 +347,8 @@ def _folder_names(root: Path, report: VerifyReport) -> set[str]:
         return set()
 
 
-def _watched(parts: Iterator[Part], checkpoint: Checkpoint) -> Iterator[Part]:
+def _checkpointed(parts: Iterator[Part], checkpoint: Checkpoint) -> Iterator[Part]:
+    """Yield the parts of an archive, and call the checkpoint before each."""
     for part in parts:
         checkpoint()
         yield part
@@ -482,13 +490,13 @@ class ManifestChecker:
             if other != ARCHIVE_MANIFEST and place_of(one) > place_of(other):
                 self._report.report_fault("integrity.order", f"it stands after {one}", other)
         for name in sorted(seen, key=os.fsencode):
-            if any(part in seen for part in _folders(name)):
+            if any(part in seen for part in _parent_folders(name)):
                 self._report.report_fault("security.conflict", "its parent path is a file", name)
         for name, other in look_alikes(self._seen):
             message = f"it is the same name as {other} if case is ignored"
             self._report.report_fault("security.conflict", message, name)
 
 
-def _folders(name: str) -> list[str]:
+def _parent_folders(name: str) -> list[str]:
     parts = name.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts))]

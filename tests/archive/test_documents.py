@@ -154,7 +154,7 @@ def test_verify_finds_nothing_in_what_is_good(case: Case) -> None:
     examination.begin(case.file)
     examination.feed(case.data)
     examination.end()
-    examination.documents.settle()
+    examination.documents.check_waiting_artifacts()
     examination.close()
     # That it is not the first of its layer is not its own fault.
     assert [one for one in report.findings if one.rule != "contract.seq"] == []

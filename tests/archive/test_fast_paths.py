@@ -286,10 +286,10 @@ def check_steps(observed: Observed, size: int) -> Correlation:
     for count in (1, size):
         with closing(LayerReplay()) as replay:
             for start in range(0, len(kernel), count):
-                replay.take_records(KERNEL_FILE, kernel[start : start + count])
-            replay.take_records(DETAIL_FILE, details)
+                replay.add_records(KERNEL_FILE, kernel[start : start + count])
+            replay.add_records(DETAIL_FILE, details)
             markers = msgspec.json.Decoder(Marker).decode_lines(layers_by_name[MARKERS_FILE])
-            replay.take_records(MARKERS_FILE, markers)
+            replay.add_records(MARKERS_FILE, markers)
             replay.finish()
             found.append(correlate_steps(layers_by_name, replay.events_in_order()))
     assert found[0] == found[1]

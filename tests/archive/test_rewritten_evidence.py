@@ -193,7 +193,7 @@ def _verify_files(report: VerifyReport, files: Files) -> None:
         examination.feed(files[name])
         examination.end()
     examination.conclude()
-    examination.documents.settle()
+    examination.documents.check_waiting_artifacts()
     examination.close()
 
 
@@ -400,10 +400,10 @@ def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> No
     details = [encode(one) for one in records if isinstance(one, KernelDetail)]
     with closing(LayerReplay()) as replay:
         for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, details)):
-            replay.take_records(name, LAYER_DECODERS[name].decode_lines(b"\n".join(some)))
+            replay.add_records(name, LAYER_DECODERS[name].decode_lines(b"\n".join(some)))
         replay.finish()
         assert replay.mismatched_details == []
-        assert replay.scopes().total() == replay.events == len(kernel)
+        assert replay.count_scopes().total() == replay.events == len(kernel)
 
 
 # ---------------------------------------------------------------- the feed's counters

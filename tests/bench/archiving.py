@@ -39,7 +39,7 @@ def fill_run(place: str) -> None:
         for first in range(0, EVENTS, _BATCH):
             events = [_opened(seq, chance) for seq in range(first, first + _BATCH)]
             file.write(encode_lines(events))
-            replay.take_records(KERNEL_FILE, events)
+            replay.add_records(KERNEL_FILE, events)
     replay.finish()
     capture = RawCapture(
         feed="ebpf",
@@ -50,7 +50,7 @@ def fill_run(place: str) -> None:
         uring="unused",
         ring_bytes=16 << 20,
     )
-    derived = derive_artifacts(RUN, replay.content(), capture, filtered={}, aside={})
+    derived = derive_artifacts(RUN, replay.layer_content(), capture, filtered={}, aside={})
     for name, made in derived.documents().items():
         (folder / name).write_bytes(b"".join(made.encoded_record()))
     replay.close()
