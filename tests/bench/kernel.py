@@ -25,7 +25,7 @@ from stream.records.control import KERNEL, TELEMETRY
 from stream.sources.kernel.decode import RingDecoder
 from stream.transformers.normalize import Normalize
 from tests.bench.measuring import STREAM, Row
-from tests.kernel.test_decode import record
+from tests.kernel.test_decode import encode_record
 
 encode_lines = msgspec.json.Encoder().encode_lines
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ def _recorder_alone(scratch: Path) -> Row:
     """From what lies in the ring to the written line: how much one core of the recorder takes."""
     chunks = [
         b"".join(
-            record(
+            encode_record(
                 "openat", b"%b/f%07d" % (FOLDER, n), b"f%07d\0%b" % (n, WALK), opened=0, resolve=0
             )
             for n in range(first, first + IN_A_LOOK)

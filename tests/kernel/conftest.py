@@ -16,7 +16,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built without shared libraries: what they do is what they are told to do."""
+    """Built without shared libraries: what they do is what their source does."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
     with folder.with_suffix(".lock").open("w") as lock:  # one worker builds for all of them

@@ -13,7 +13,7 @@ from stream.process.cgroup import enter_cgroup
 from stream.process.table import become_subreaper
 
 
-def run(folder: str, *argv: str) -> int:
+def run_program(folder: str, *argv: str) -> int:
     null = subprocess.DEVNULL
     stdout = int(os.environ.get("STDOUT_OF_PROGRAM", null))
     try:
@@ -23,7 +23,7 @@ def run(folder: str, *argv: str) -> int:
             start_new_session=True,
             stdin=null,
             stdout=stdout,
-            preexec_fn=prepare if "PREPARES" in os.environ else None,
+            preexec_fn=act_before_exec if "PREPARES" in os.environ else None,
         )
     except OSError as error:
         return -(error.errno or 0)
@@ -38,7 +38,7 @@ def run(folder: str, *argv: str) -> int:
             code = os.waitstatus_to_exitcode(status)
 
 
-def prepare() -> None:
+def act_before_exec() -> None:
     """In the child, before it executes anything."""
     Path("/etc/passwd").read_bytes()
     if os.fork() == 0:
@@ -52,7 +52,7 @@ def main() -> None:
     print(json.dumps(str(cgroup.path) if cgroup else None), flush=True)
     for line in sys.stdin:
         Path("/etc/passwd").read_bytes()  # what it does itself is no part of a run
-        print(run(*json.loads(line)), flush=True)
+        print(run_program(*json.loads(line)), flush=True)
     if cgroup:
         cgroup.remove_group()
 

@@ -1,4 +1,4 @@
-"""One run under a feed: a guard, a program that it starts, and what the feed says about it."""
+"""One run under a feed: a guard, a program that it starts, and what the feed reports of it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Guard:
 
 
 @contextmanager
-def guarding(stdout: int | None = None, *, prepares: bool = False) -> Iterator[Guard]:
+def run_guard(stdout: int | None = None, *, prepares: bool = False) -> Iterator[Guard]:
     guard = Guard(stdout, prepares=prepares)
     try:
         yield guard
@@ -80,15 +80,15 @@ class Recorded(Struct):
     code: int
     places: list[int]  #: of the gaps: so many events came before each
 
-    def of(self, *calls: str) -> list[RawEvent]:
+    def events_of(self, *calls: str) -> list[RawEvent]:
         return [event for event in self.events if event.call in calls]
 
-    def at(self, path: Any) -> list[RawEvent]:
+    def events_at(self, path: Any) -> list[RawEvent]:
         """Of the calls that were given this path."""
         return [event for event in self.events if event.path == str(path)]
 
-    def one(self, path: Any, call: str | None = None) -> RawEvent:
-        [event] = [event for event in self.at(path) if call in (None, event.call)]
+    def event_at(self, path: Any, call: str | None = None) -> RawEvent:
+        [event] = [event for event in self.events_at(path) if call in (None, event.call)]
         return event
 
     @property
@@ -97,20 +97,20 @@ class Recorded(Struct):
         return capture.got + capture.dropped == capture.seen
 
 
-async def collect(feed: EbpfFeed, into: Items) -> None:
+async def collect_batches(feed: EbpfFeed, into: Items) -> None:
     send, receive = create_memory_object_stream[Batch[Any]](8)
 
-    async def pump() -> None:
+    async def run_feed() -> None:
         async with send:
             await feed.run(send)
 
     async with create_task_group() as tasks, receive:
-        tasks.start_soon(pump)
+        tasks.start_soon(run_feed)
         async for batch in receive:
             into.append(batch)
 
 
-def sorted_out(batches: Items, code: int) -> Recorded:
+def sort_batches(batches: Items, code: int) -> Recorded:
     items = [item for batch in batches for item in batch.items]
     capture = items.pop()
     assert isinstance(capture, RawCapture)
@@ -126,7 +126,7 @@ def sorted_out(batches: Items, code: int) -> Recorded:
     return Recorded(events, gaps, capture, code, places)
 
 
-async def record(
+async def record_program(
     folder: Path,
     *argv: Any,
     reads_late: bool = False,
@@ -139,7 +139,7 @@ async def record(
     """`reads_late`: nothing is taken out of the ring before the program has ended."""
     words = [str(word) for word in argv]
     batches: Items = []
-    with guarding(stdout, prepares=prepares) as guard:
+    with run_guard(stdout, prepares=prepares) as guard:
         where = guard.cgroup if cgroup else None
         feed = EbpfFeed.open(guard=guard.pid, cgroup=where, watch=watch, **options)
         try:
@@ -147,30 +147,30 @@ async def record(
             if reads_late:
                 code = guard.wait()
                 feed.end()
-                await collect(feed, batches)
+                await collect_batches(feed, batches)
             else:
                 async with create_task_group() as tasks:
-                    tasks.start_soon(collect, feed, batches)
+                    tasks.start_soon(collect_batches, feed, batches)
                     code = await to_thread.run_sync(guard.wait)
                     feed.end()
         finally:
             feed.close()
-    return sorted_out(batches, code)
+    return sort_batches(batches, code)
 
 
-def run(folder: Path, *argv: Any, backend: str = "asyncio", **options: Any) -> Recorded:
-    async def work() -> Recorded:
-        return await record(folder, *argv, **options)
+def run_program(folder: Path, *argv: Any, backend: str = "asyncio", **options: Any) -> Recorded:
+    async def record_it() -> Recorded:
+        return await record_program(folder, *argv, **options)
 
-    return anyio.run(work, backend=backend)
+    return anyio.run(record_it, backend=backend)
 
 
-def told(event: RawEvent) -> dict[str, Any]:
-    """What it says beyond the defaults, but for when and who."""
-    said = msgspec.to_builtins(event)
-    return {key: said[key] for key in said if key not in ("schema", "ts", "pid", "tid")}
+def describe_event(event: RawEvent) -> dict[str, Any]:
+    """The members of an event that are not at their defaults, but for its time and process."""
+    facts = msgspec.to_builtins(event)
+    return {key: facts[key] for key in facts if key not in ("schema", "ts", "pid", "tid")}
 
 
 def expected(call: str, ret: int | None = None, path: Any = None, **others: Any) -> dict[str, Any]:
-    said = {"call": call, "ret": ret, "path": None if path is None else str(path), **others}
-    return {key: value for key, value in said.items() if value is not None}
+    facts = {"call": call, "ret": ret, "path": None if path is None else str(path), **others}
+    return {key: value for key, value in facts.items() if value is not None}

@@ -21,39 +21,39 @@ HOME = Path(__file__).parent.parent.parent
 
 @dataclass
 class Traced:
-    said: Any
+    seen: Any
 
     @property
     def events(self) -> list[Any]:
-        return [r for r in self.said["records"] if r["schema"] == "stream.raw_kernel.v1"]
+        return [r for r in self.seen["records"] if r["schema"] == "stream.raw_kernel.v1"]
 
     @property
     def gaps(self) -> list[Any]:
-        return [r for r in self.said["records"] if r["schema"] == "stream.gap.v1"]
+        return [r for r in self.seen["records"] if r["schema"] == "stream.gap.v1"]
 
     @property
     def capture(self) -> Any:
-        last = self.said["records"][-1]
+        last = self.seen["records"][-1]
         assert last["schema"] == "stream.raw_capture.v1"
         return last
 
     @property
     def kinds(self) -> list[str]:
-        return [report["type"] for report in self.said["reports"]]
+        return [report["type"] for report in self.seen["reports"]]
 
     def report(self, kind: str) -> Any:
-        return next(report for report in self.said["reports"] if report["type"] == kind)
+        return next(report for report in self.seen["reports"] if report["type"] == kind)
 
     @property
     def code(self) -> int:
         code: int = self.report("exited")["code"]
         return code
 
-    def of(self, *calls: str) -> list[Any]:
+    def events_of(self, *calls: str) -> list[Any]:
         return [event for event in self.events if event["call"] in calls]
 
     def check(self) -> Traced:
-        """Nothing was lost, and the books close."""
+        """Nothing was lost, and the counters balance."""
         capture, events = self.capture, self.events
         assert capture["got"] == capture["seen"] == len(events)
         assert capture["scopes"] == {"tree": len(events)}
@@ -62,7 +62,7 @@ class Traced:
         assert (capture["feed"], capture["cgroup"]) == ("strace", "failed")
         stamps = [event["ts"] for event in events]
         assert stamps == sorted(stamps)
-        assert self.said["left"] == []
+        assert self.seen["left"] == []
         return self
 
 

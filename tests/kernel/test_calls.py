@@ -18,7 +18,7 @@ from stream.sources.kernel import loader
 from stream.transformers.kernel_lines import named, named_second
 from stream.transformers.normalize import Normalize
 from tests.core.properties import feed
-from tests.kernel.rig import ROOT, Recorded, expected, run, told
+from tests.kernel.rig import ROOT, Recorded, describe_event, expected, run_program
 from tests.sweeping import first_of
 
 pytestmark = pytest.mark.usefixtures("kernel_feed", "loaded")
@@ -33,23 +33,23 @@ TAKEN = loader.OBJECTS[tuple(map(int, platform.release().split(".")[:2])) < (6, 
 
 @pytest.fixture(params=first_of(*TAKEN))
 def loaded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the objects: what they tell is the same."""
+    """Each of the objects: what they report is the same."""
     name: str = request.param
     monkeypatch.setattr(loader, "OBJECTS", (name,))
     return name
 
 
-def made(recorded: Recorded) -> list[dict[str, Any]]:
-    """What the program did between its start and its end; the books must be right."""
+def check_and_list(recorded: Recorded) -> list[dict[str, Any]]:
+    """What the program did between its start and its end; the counters must be right."""
     assert recorded.capture.cgroup == "clean", recorded.capture
     assert recorded.is_balanced
     assert recorded.capture.dropped == recorded.capture.misses == recorded.capture.lost_forks == 0
     assert recorded.capture.unknown_loss == ""
     assert recorded.gaps == []
-    said = [told(event) for event in recorded.events]
-    assert said[0]["call"] == "exec"
-    assert said[-1]["call"] == "exit"
-    return said[1:-1]
+    events = [describe_event(event) for event in recorded.events]
+    assert events[0]["call"] == "exec"
+    assert events[-1]["call"] == "exit"
+    return events[1:-1]
 
 
 def test_opens(calls: Path, place: Path) -> None:
@@ -57,7 +57,7 @@ def test_opens(calls: Path, place: Path) -> None:
     create = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
     temporary = os.O_TMPFILE | os.O_RDWR
     folder = os.O_PATH | os.O_DIRECTORY
-    seen = made(run(place, calls, "opens"))
+    seen = check_and_list(run_program(place, calls, "opens"))
     unnamed = seen[-6]
     assert unnamed.pop("resolved").startswith(f"{place}/#")
     assert seen == [
@@ -90,7 +90,7 @@ def test_changes(calls: Path, place: Path) -> None:
     sub, given = str(place / "sub"), str(place / "given")
     here, there = {"base": str(place)}, {"base": sub}
     to_here, to_there = {"to_base": str(place)}, {"to_base": sub}
-    seen = made(run(place, calls, "changes"))
+    seen = check_and_list(run_program(place, calls, "changes"))
     assert seen[:2] == [
         expected("openat", 3, "sub", resolved=sub, flags=os.O_PATH | os.O_DIRECTORY),
         expected("openat", 4, "given", resolved=given, flags=os.O_RDWR),
@@ -139,7 +139,7 @@ def test_changes(calls: Path, place: Path) -> None:
 
 def test_peers(calls: Path, place: Path) -> None:
     one, two = "127.0.0.2:77", "127.0.0.3:78"
-    seen = made(run(place, calls, "peers"))
+    seen = check_and_list(run_program(place, calls, "peers"))
     assert seen[5].pop("ret") in (-errno.EINPROGRESS, -errno.ECONNREFUSED)
     assert seen == [
         expected("sendto", 1, peer=one),
@@ -158,7 +158,7 @@ def test_peers(calls: Path, place: Path) -> None:
 
 def test_peers_that_are_read_otherwise_than_they_look(calls: Path, place: Path) -> None:
     one, two = "127.0.0.2:40077", "127.0.0.3:78"
-    seen = made(run(place, calls, "peers_oddly"))
+    seen = check_and_list(run_program(place, calls, "peers_oddly"))
     local = f"unix:{place}/sub/nobody.sock"
     assert seen == [
         expected("bind", 0, peer=one),
@@ -180,16 +180,16 @@ def test_peers_that_are_read_otherwise_than_they_look(calls: Path, place: Path) 
 
 @pytest.mark.skipif(not LEGACY, reason="of x86-64 only")
 def test_half_of_a_number_is_the_call(calls: Path, place: Path) -> None:
-    recorded = run(place, calls, "halves")
+    recorded = run_program(place, calls, "halves")
     foreign = "1 calls were made in a way that is not followed on this machine"
     assert recorded.capture.unknown_loss in ("", foreign)  # not all kernels have the x32 way
-    assert recorded.one("given").resolved == f"{place}/given"
-    assert recorded.capture.unknown_loss or recorded.one("made").call == "mkdir"
+    assert recorded.event_at("given").resolved == f"{place}/given"
+    assert recorded.capture.unknown_loss or recorded.event_at("made").call == "mkdir"
 
 
 def test_a_call_that_a_signal_interrupts_has_no_result(calls: Path, place: Path) -> None:
     """Whoever was to be reached may have been."""
-    seen = made(run(place, calls, "interrupted"))
+    seen = check_and_list(run_program(place, calls, "interrupted"))
     connects = [one for one in seen if one["call"] == "connect"]
     [peer] = {one["peer"] for one in connects}
     assert peer.startswith("127.0.0.1:")
@@ -200,11 +200,11 @@ def test_a_call_that_a_signal_interrupts_has_no_result(calls: Path, place: Path)
 
 def test_a_thread_cannot_say_whom_another_has_reached(calls: Path, place: Path) -> None:
     reader, writer = os.pipe()
-    recorded = run(place, calls, "misled", stdout=writer)
+    recorded = run_program(place, calls, "misled", stdout=writer)
     os.close(writer)
-    with os.fdopen(reader) as said:
-        count, port = said.read().split(" to ")
-    connects = recorded.of("connect")
+    with os.fdopen(reader) as output:
+        count, port = output.read().split(" to ")
+    connects = recorded.events_of("connect")
     reached = [event.peer for event in connects if event.ret == 0]
     assert reached == [f"127.0.0.1:{int(port)}"] * int(count)
     assert len(connects) == 500
@@ -212,27 +212,27 @@ def test_a_thread_cannot_say_whom_another_has_reached(calls: Path, place: Path) 
 
 def test_an_open_whose_descriptor_got_another_file_has_a_mark(calls: Path, place: Path) -> None:
     """It is never among the reads that are left out."""
-    recorded = run(place, calls, "exchanged")
-    opened = recorded.at("given")
+    recorded = run_program(place, calls, "exchanged")
+    opened = recorded.events_at("given")
     assert len(opened) == 300
     assert {(*event.marks,) for event in opened} == {("shared_files",)}
-    assert recorded.at("/dev/null")[0].marks == []
+    assert recorded.events_at("/dev/null")[0].marks == []
     transformer = Normalize()
     feed(transformer, [*opened])
     assert transformer.events == 300
 
 
 @pytest.mark.parametrize("depth", [0, 150])
-def test_a_path_was_there_at_some_moment(programs: Path, place: Path, depth: int) -> None:
+def test_a_path_was_there_at_some_time(programs: Path, place: Path, depth: int) -> None:
     """Of folders that are renamed meanwhile, no name is made up of two, nor a path of two paths."""
     opens = 20_000
-    recorded = run(place, programs / "renamed", opens, depth)
+    recorded = run_program(place, programs / "renamed", opens, depth)
     assert recorded.code == 0
     assert recorded.is_balanced
     a, b, c, d = (letter * 22 for letter in "abcd")
     pairs = [(a, c), (b, c), (b, d)]
     there = {"/".join([str(place), above, *["m"] * depth, below, "f"]) for above, below in pairs}
-    seen = [event for event in recorded.at("f") if event.flags == 0]
+    seen = [event for event in recorded.events_at("f") if event.flags == 0]
     assert len(seen) + recorded.capture.dropped >= opens
     assert {event.resolved for event in seen} - {None} <= there
     assert sum(event.resolved is None for event in seen) < len(seen) // 10
@@ -250,11 +250,11 @@ def test_names_of_every_length(place: Path) -> None:
         "    os.close(os.open(f'{name}/{name}', os.O_CREAT | os.O_WRONLY))\n"
         "    os.close(os.open(f'{name}/{name}', os.O_RDONLY))\n"
     )
-    recorded = run(place, sys.executable, "-ISc", script, *lengths)
+    recorded = run_program(place, sys.executable, "-ISc", script, *lengths)
     assert recorded.code == 0
     names = [("abcdefghij" * 26)[:length] for length in lengths]
     for name in names:
-        opened = recorded.at(f"{name}/{name}")
+        opened = recorded.events_at(f"{name}/{name}")
         assert [event.resolved for event in opened] == [f"{place}/{name}/{name}"] * 2
 
 
@@ -266,9 +266,9 @@ def test_what_a_child_mounts_among_its_own_may_come_back(
     program = (
         "import json, sys\n"
         "from pathlib import Path\n"
-        "from tests.kernel.rig import run\n"
-        "recorded = run(Path(sys.argv[1]), sys.argv[2], 'propagated')\n"
-        "before, after = (recorded.one(f'sub/{n}') for n in ('before', 'x/key'))\n"
+        "from tests.kernel.rig import run_program\n"
+        "recorded = run_program(Path(sys.argv[1]), sys.argv[2], 'propagated')\n"
+        "before, after = (recorded.event_at(f'sub/{n}') for n in ('before', 'x/key'))\n"
         "print(json.dumps([before.marks, after.ret, after.marks]))\n"
     )
     (place / "given-folder").mkdir()
@@ -284,7 +284,7 @@ def test_what_a_child_mounts_among_its_own_may_come_back(
 
 def test_odd_paths(calls: Path, place: Path) -> None:
     here = str(place)
-    seen = made(run(place, calls, "odd"))
+    seen = check_and_list(run_program(place, calls, "odd"))
     assert len(seen[0]["path"]) == 4095
     assert seen[0] == expected("openat", seen[0]["ret"], "/" * 4092 + "tmp", resolved="/tmp")
     assert seen[1] == expected(
@@ -310,9 +310,9 @@ def test_odd_paths(calls: Path, place: Path) -> None:
 
 
 def test_paths_by_what_a_process_has_itself(calls: Path, place: Path) -> None:
-    """What only looks like it says nothing, and neither does a link that is meant itself."""
-    recorded = run(place, calls, "views")
-    seen = made(recorded)
+    """What only looks like it is not marked, and neither is a link that is meant itself."""
+    recorded = run_program(place, calls, "views")
+    seen = check_and_list(recorded)
     pid = recorded.events[0].pid
     here, sub, moved = ({"base": f"{place}{name}"} for name in ("", "/sub", "/moved"))
     thread = {"base": f"{place}/given-to-thread"}
@@ -361,10 +361,10 @@ def test_paths_by_what_a_process_has_itself(calls: Path, place: Path) -> None:
 def test_another_root(calls: Path, place: Path) -> None:
     """A path that begins with a slash starts there; and where nothing leads above, neither does
     what is claimed."""
-    recorded = run(place, calls, "roots")
+    recorded = run_program(place, calls, "roots")
     jail = {"base": f"{place}/sub"}
     own = {"marks": ["other_root"]}
-    assert made(recorded) == [
+    assert check_and_list(recorded) == [
         expected("mkdirat", 0, "/in", **jail, mode=0o700, **own),
         expected("renameat", 0, "in", **jail, to_path="/../moved", to_base=f"{place}/sub", **own),
         expected("symlinkat", 0, "/etc/passwd", to_path="/lib", to_base=f"{place}/sub", **own),
@@ -391,9 +391,9 @@ def test_another_root(calls: Path, place: Path) -> None:
 
 
 def test_mounts_of_its_own(calls: Path, place: Path) -> None:
-    """What a path leads to there, its text does not tell."""
+    """What a path leads to there, its text does not show."""
     elsewhere = {"marks": ["other_mounts"]}
-    assert made(run(place, calls, "mounts")) == [
+    assert check_and_list(run_program(place, calls, "mounts")) == [
         expected("mkdirat", 0, f"{place}/sub/x", mode=0o700, **elsewhere),
         expected("rmdir", 0, "sub/x", base=str(place), flags=0x200, **elsewhere),
         expected("execve", NOENT, "/bin/none", **elsewhere),
@@ -404,29 +404,29 @@ def test_a_mount_that_lies_nowhere(calls: Path, place: Path) -> None:
     (place / "sub/lib").mkdir()
     (place / "sub/lib/secret").touch()
     """What is called /lib/secret in it may be any file: it has no name."""
-    seen = made(run(place, calls, "nowhere"))
+    seen = check_and_list(run_program(place, calls, "nowhere"))
     marks = ["unreachable", "other_mounts"]
     assert seen[-1] == expected("openat", 4, "lib/secret", marks=marks)
 
 
 def test_a_file_by_its_handle(calls: Path, place: Path) -> None:
-    recorded = run(place, calls, "handles")
+    recorded = run_program(place, calls, "handles")
     if recorded.code == 77:
         pytest.skip("this file system has no handles")
-    assert made(recorded)[1:] == [
+    assert check_and_list(recorded)[1:] == [
         expected("open_by_handle_at", 4, resolved=f"{place}/sub", flags=os.O_DIRECTORY),
         expected("open_by_handle_at", FAULT, flags=os.O_RDWR),
     ]
 
 
 def test_paths_deeper_than_what_is_followed(calls: Path, place: Path) -> None:
-    recorded = run(place, calls, "deep")
-    made(recorded)
-    within, beyond = recorded.at("leaf")
+    recorded = run_program(place, calls, "deep")
+    check_and_list(recorded)
+    within, beyond = recorded.events_at("leaf")
     assert within.resolved == f"{place}{'/d' * 100}/leaf"
     assert within.marks == []
     assert (beyond.ret, beyond.resolved, beyond.marks) == (4, None, ["walk_cut"])
-    failed = recorded.one("none")
+    failed = recorded.event_at("none")
     assert (failed.ret, failed.base, failed.marks) == (NOENT, None, ["walk_cut"])
 
 
@@ -438,7 +438,7 @@ def test_32_bit_calls(calls: Path, place: Path) -> None:
     given = {"resolved": str(place / "given"), "marks": ["compat"]}
     create = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
     peer = {"peer": "127.0.0.2:77", "marks": ["compat"]}
-    assert made(run(place, calls, "compat")) == [
+    assert check_and_list(run_program(place, calls, "compat")) == [
         expected("open", 5, "given", **given),
         expected("creat", 6, "moved", flags=create, mode=0o600)
         | {"resolved": f"{place}/moved", "marks": ["compat"]},
@@ -470,16 +470,16 @@ def test_execs(calls: Path, place: Path) -> None:
     script = place / "script"
     script.write_text("#!/bin/true an argument\n")
     script.chmod(0o755)
-    recorded = run(place, calls, "execs")
-    said = made(recorded)
+    recorded = run_program(place, calls, "execs")
+    events = check_and_list(recorded)
     here = {"base": str(place)}
-    failed = [one for one in said if one["call"] in ("execve", "execveat")]
+    failed = [one for one in events if one["call"] in ("execve", "execveat")]
     assert failed == [
         expected("execve", NOENT, "none", **here),
         expected("execveat", NOENT, "none", base=str(place / "sub"), flags=0x100),
         expected("execveat", BADF, "", flags=0x1000),
     ]
-    first, by_descriptor, by_script = recorded.of("exec")
+    first, by_descriptor, by_script = recorded.events_of("exec")
     assert first.path == first.resolved == str(calls)
     assert first.argv == [str(calls), "execs"]
     assert (by_descriptor.path, by_descriptor.resolved) == ("/dev/fd/4", str(calls))
@@ -492,7 +492,9 @@ def test_execs(calls: Path, place: Path) -> None:
 
 def test_long_arguments(place: Path) -> None:
     word = "x" * 5000
-    first, last = run(place, "/bin/sh", "-c", "exec true $0 $0 $0 $0", word).of("exec")
+    first, last = run_program(place, "/bin/sh", "-c", "exec true $0 $0 $0 $0", word).events_of(
+        "exec"
+    )
     assert first.argv == ["/bin/sh", "-c", "exec true $0 $0 $0 $0", word]
     assert last.argv is not None
     assert (last.argv[:4], last.marks) == (["true", word, word, word], ["truncated"])
@@ -500,52 +502,52 @@ def test_long_arguments(place: Path) -> None:
 
 
 def test_threads_that_open_and_execute(calls: Path, place: Path) -> None:
-    recorded = run(place, calls, "thread")
-    made(recorded)
-    first, second = recorded.of("exec")
-    opened = recorded.one("from-thread")
+    recorded = run_program(place, calls, "thread")
+    check_and_list(recorded)
+    first, second = recorded.events_of("exec")
+    opened = recorded.event_at("from-thread")
     assert opened.pid == first.pid != opened.tid
     assert (first.marks, second.marks) == ([], ["thread_exec"])
     assert second.pid == second.tid == first.pid
-    assert len(recorded.of("exit")) == 1
+    assert len(recorded.events_of("exit")) == 1
 
 
 def test_families(calls: Path, place: Path) -> None:
-    """A daemon is still of the tree; every process ends once, with what wait says."""
-    recorded = run(place, calls, "families")
-    made(recorded)
-    forks, exits = recorded.of("fork"), recorded.of("exit")
+    """A daemon is still of the tree; every process ends once, with what wait returns."""
+    recorded = run_program(place, calls, "families")
+    check_and_list(recorded)
+    forks, exits = recorded.events_of("fork"), recorded.events_of("exit")
     root = recorded.events[0].pid
     assert len(forks) == 3
     assert {fork.child for fork in forks} | {root} == {end.pid for end in exits}
-    daemon = recorded.one("from-daemon").pid
+    daemon = recorded.event_at("from-daemon").pid
     by_pid = {end.pid: end.status for end in exits}
     assert by_pid[daemon] == 3 << 8
     assert sorted(by_pid.values()) == [0, 0, 9, 3 << 8]
 
 
 def test_the_last_of_two_threads_ends_the_process_once(calls: Path, place: Path) -> None:
-    recorded = run(place, calls, "endings")
-    made(recorded)
-    ended = [end.pid for end in recorded.of("exit")]
+    recorded = run_program(place, calls, "endings")
+    check_and_list(recorded)
+    ended = [end.pid for end in recorded.events_of("exit")]
     assert len(ended) == len(set(ended)) == 301
 
 
 def test_a_call_that_was_killed_has_no_result(calls: Path, place: Path) -> None:
-    recorded = run(place, calls, "blocked")
-    made(recorded)
-    [opened] = [event for event in recorded.of("openat") if event.path == "fifo"]
+    recorded = run_program(place, calls, "blocked")
+    check_and_list(recorded)
+    [opened] = [event for event in recorded.events_of("openat") if event.path == "fifo"]
     assert (opened.ret, opened.resolved, opened.base) == (None, None, str(place))
-    assert 9 in [end.status for end in recorded.of("exit")]
+    assert 9 in [end.status for end in recorded.events_of("exit")]
 
 
-def test_what_was_reached_is_told_whatever_the_path_became(calls: Path, place: Path) -> None:
+def test_what_was_reached_is_recorded_whatever_the_path_became(calls: Path, place: Path) -> None:
     (place / "flip-A").write_text("A")
     (place / "flip-B").write_text("B")
-    recorded = run(place, calls, "race")
+    recorded = run_program(place, calls, "race")
     assert recorded.code == 0
-    opened = [event for event in recorded.of("openat") if "flip" in (event.path or "")]
-    read = [event for event in recorded.of("openat") if "read-" in (event.path or "")]
+    opened = [event for event in recorded.events_of("openat") if "flip" in (event.path or "")]
+    read = [event for event in recorded.events_of("openat") if "read-" in (event.path or "")]
     assert len(opened) == len(read) == 3000
     assert [event.resolved for event in opened] == [
         f"{place}/flip-{(event.path or '')[-1]}" for event in read
@@ -553,14 +555,14 @@ def test_what_was_reached_is_told_whatever_the_path_became(calls: Path, place: P
 
 
 def test_a_path_that_was_changed_during_the_call(calls: Path, place: Path) -> None:
-    recorded = run(place, calls, "changed")
-    opened = recorded.one("innocent")
+    recorded = run_program(place, calls, "changed")
+    opened = recorded.event_at("innocent")
     assert (opened.ret, opened.resolved) == (3, f"{place}/fifo")
 
 
 def test_attributes(calls: Path, place: Path) -> None:
     """Whatever comes of them: a file system may take none."""
-    seen = made(run(place, calls, "attributes"))
+    seen = check_and_list(run_program(place, calls, "attributes"))
     given = f"{place}/given"
     here: dict[str, Any] = {"base": str(place)}
     sub: dict[str, Any] = {"base": f"{place}/sub"}
@@ -589,9 +591,9 @@ def test_attributes(calls: Path, place: Path) -> None:
 
 def test_processes_that_are_reached_into(calls: Path, place: Path) -> None:
     """One of the run's own is no doubt."""
-    recorded = run(place, calls, "reaches")
-    seen = [one for one in made(recorded) if one["call"] not in ("fork", "exit")]
-    [child] = [event.child for event in recorded.of("fork")]
+    recorded = run_program(place, calls, "reaches")
+    seen = [one for one in check_and_list(recorded) if one["call"] not in ("fork", "exit")]
+    [child] = [event.child for event in recorded.events_of("fork")]
     if seen[0]["ret"] < 0:
         pytest.skip("ptrace is forbidden here")
     assert seen == [
@@ -605,7 +607,11 @@ def test_processes_that_are_reached_into(calls: Path, place: Path) -> None:
 
 def test_who_comes(calls: Path, place: Path) -> None:
     """Also where the program does not ask; nobody let in is nobody who came."""
-    seen = [one for one in made(run(place, calls, "guests")) if one["call"] != "openat"]
+    seen = [
+        one
+        for one in check_and_list(run_program(place, calls, "guests"))
+        if one["call"] != "openat"
+    ]
     first, second = (line.split() for line in (place / "ports").read_text().splitlines())
     door = f"{place}/sub/door"
     assert [one.pop("ret") >= 0 for one in seen] == [True] * len(seen)
@@ -625,8 +631,8 @@ def test_who_comes(calls: Path, place: Path) -> None:
 
 
 def test_io_uring(calls: Path, place: Path, loaded: str) -> None:
-    recorded = run(place, calls, "uring")
-    seen = made(recorded)
+    recorded = run_program(place, calls, "uring")
+    seen = check_and_list(recorded)
     if recorded.code == 77:  # it is forbidden here: that was seen, and there is no hole
         assert [one["call"] for one in seen] == ["io_uring_setup"]
         assert recorded.capture.uring == "unused"
@@ -654,4 +660,4 @@ def test_io_uring(calls: Path, place: Path, loaded: str) -> None:
     ]
     assert recorded.capture.uring == "seen"
     for case in ("uring_send", "uring_attribute", "uring_accept"):  # which are not followed
-        assert run(place, calls, case).capture.uring == "hole"
+        assert run_program(place, calls, case).capture.uring == "hole"

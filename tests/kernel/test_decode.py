@@ -26,7 +26,7 @@ names = st.binary(min_size=1, max_size=12).filter(lambda name: not {0, 47} & set
 folders = st.lists(names, max_size=6)
 
 
-def record(
+def encode_record(
     call: str,
     *parts: bytes,
     flags: int = 3,
@@ -47,13 +47,13 @@ def record(
     return body + bytes(-len(body) % 8)
 
 
-def walked(path: list[bytes]) -> bytes:
+def encode_path(path: list[bytes]) -> bytes:
     return b"".join(name + b"\0" for name in reversed(path)) or b"\0"
 
 
 @given(st.lists(folders, min_size=1), st.data())
 def test_a_chunk_may_be_cut_anywhere(paths: list[list[bytes]], data: st.DataObject) -> None:
-    whole = b"".join(record("openat", b"x", walked(path)) for path in paths)
+    whole = b"".join(encode_record("openat", b"x", encode_path(path)) for path in paths)
     once, pieces = Decoder(), Decoder()
     expected, length = once.events(whole)
     assert length == len(whole)
@@ -73,7 +73,10 @@ def test_a_chunk_may_be_cut_anywhere(paths: list[list[bytes]], data: st.DataObje
 
 
 def test_a_record_that_is_being_written_is_left_for_later() -> None:
-    first, second = record("openat", b"/a", b"a\0"), bytearray(record("openat", b"/b", b"b\0"))
+    first, second = (
+        encode_record("openat", b"/a", b"a\0"),
+        bytearray(encode_record("openat", b"/b", b"b\0")),
+    )
     second[3] |= 0x80
     events, taken = Decoder().events(first + bytes(second) + first)
     assert [event.path for event in events] == ["/a"]
@@ -84,17 +87,17 @@ def test_more_folders_than_are_kept() -> None:
     decoder = Decoder()
     for number in range(10_000):
         name = str(number).encode()
-        [event], _ = decoder.events(record("openat", b"x", b"leaf\0" + name + b"\0"))
+        [event], _ = decoder.events(encode_record("openat", b"x", b"leaf\0" + name + b"\0"))
         assert event.resolved == f"/{number}/leaf"
-    assert decoder.events(record("openat", b"/", b"\0"))[0][0].resolved == "/"
+    assert decoder.events(encode_record("openat", b"/", b"\0"))[0][0].resolved == "/"
 
 
 def test_results_of_io_uring_find_their_requests() -> None:
     uring = 512 | 3
     decoder = Decoder()
-    request = record("openat", b"/a", flags=uring, extra=1)
-    other = record("openat", b"/b", flags=uring, extra=2)
-    result = record("uring_result", flags=512, ret=-2, extra=1)
+    request = encode_record("openat", b"/a", flags=uring, extra=1)
+    other = encode_record("openat", b"/b", flags=uring, extra=2)
+    result = encode_record("uring_result", flags=512, ret=-2, extra=1)
     assert decoder.events(request + other)[0] == []
     [event] = decoder.events(result)[0]
     assert (event.path, event.ret, event.marks) == ("/a", -2, ["uring"])
@@ -110,14 +113,16 @@ def test_results_of_io_uring_find_their_requests() -> None:
 @pytest.mark.parametrize("ret", range(-516, -511))
 @pytest.mark.parametrize("call", ["openat", "connect", "execve"])
 def test_what_a_signal_interrupted_has_no_result(call: str, ret: int) -> None:
-    [first, second], _ = Decoder().events(record("exec", b"/x", ret=0) + record(call, b"", ret=ret))
+    [first, second], _ = Decoder().events(
+        encode_record("exec", b"/x", ret=0) + encode_record(call, b"", ret=ret)
+    )
     assert (first.ret, second.call, second.ret) == (0, call, None)
 
 
 def test_another_file_may_have_been_put_in_its_place() -> None:
     [same, other], _ = Decoder().events(
-        record("openat", b"/a", b"a\0", flags=3 | 1024)
-        + record("openat", b"/b", b"a\0", flags=3 | 1024)
+        encode_record("openat", b"/a", b"a\0", flags=3 | 1024)
+        + encode_record("openat", b"/b", b"a\0", flags=3 | 1024)
     )
     assert (same.marks, other.marks) == ([], ["shared_files"])
 
@@ -170,7 +175,7 @@ FLAGS = (0, 0, 1, 2, 3, 0o101, 0o2101, 0o1102, 0o20200002, 0o2000000, 0o10000000
 
 
 @st.composite
-def opens(draw: st.DrawFn) -> bytes:
+def opens_of_files(draw: st.DrawFn) -> bytes:
     folder = draw(st.sampled_from(PLACES))
     name = draw(st.sampled_from(LEAVES))
     straight = b"/" + b"/".join([*folder, name])
@@ -178,10 +183,10 @@ def opens(draw: st.DrawFn) -> bytes:
         st.sampled_from((straight, straight, straight, name, b"/proc/self/root" + straight))
     )
     ret = draw(st.sampled_from((3, 0, 17, -2, -13)))
-    return record(
+    return encode_record(
         draw(OPENING),
         path,
-        walked([*folder, name]) if ret >= 0 else b"",
+        encode_path([*folder, name]) if ret >= 0 else b"",
         flags=draw(st.sampled_from((3, 3, 3, 2, 1, 3 | 64, 3 | 128, 3 | 1024, 3 | 1024))),
         ret=ret,
         opened=draw(st.sampled_from(FLAGS)),
@@ -191,22 +196,22 @@ def opens(draw: st.DrawFn) -> bytes:
 
 
 @st.composite
-def misses(draw: st.DrawFn) -> bytes:
+def failing_opens(draw: st.DrawFn) -> bytes:
     """What failed: by a path of any form, from a folder or from nowhere."""
     base = draw(st.sampled_from((None, *PLACES)))
     words = st.lists(st.sampled_from((b"", b".", b"..", b"sub", b"proc", b"dev", b"1", *LEAVES)))
-    return record(
+    return encode_record(
         draw(OPENING),
         b"/".join(draw(words)),
         b"",
-        b"" if base is None else walked(base),
+        b"" if base is None else encode_path(base),
         ret=draw(st.sampled_from((-2, -2, -20, -13, -4095, -4096, -512, -516))),
         opened=draw(st.sampled_from(FLAGS)),
         resolve=draw(st.sampled_from((0, 0, 8, 0x10))),
     )
 
 
-@given(st.lists(opens() | misses(), max_size=20))
+@given(st.lists(opens_of_files() | failing_opens(), max_size=20))
 def test_opens_are_decoded_as_all_others_are(records: list[bytes]) -> None:
     """Ordinary ones are decoded many at a time."""
     decoder, plain = Decoder(), Plain()

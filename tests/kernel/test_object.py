@@ -20,13 +20,13 @@ from stream.sources.kernel.bpf import build
 from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.ebpf import PAGE, EbpfFeed, probe_ebpf
 from stream.sources.kernel.strace import probe_strace
-from tests.kernel.rig import ROOT, run
+from tests.kernel.rig import ROOT, run_program
 
 CALLS = (build.HERE / "calls.h").read_text()
 BLOBS = [build.blob_name(machine, name) for machine in build.MACHINES for name in build.OBJECTS]
 
 
-def head_of(blob: Path) -> dict[str, object]:
+def read_header(blob: Path) -> dict[str, object]:
     raw = blob.read_bytes()
     head: dict[str, object] = json.loads(raw[4 : 4 + int.from_bytes(raw[:4], "little")])
     return head
@@ -38,11 +38,11 @@ def test_the_blobs_are_what_the_source_gives(tmp_path: Path) -> None:
             pytest.skip(f"needs {tool}")
     made = build.build_bpf_objects(tmp_path)
     assert sorted(blob.name for blob in made) == sorted(BLOBS)
-    ours = {head_of(build.HERE / name)["built_with"] for name in BLOBS}
+    ours = {read_header(build.HERE / name)["built_with"] for name in BLOBS}
     if ours != {build.built_with()}:
         # Another compiler gives other bytes: then only the parts can be compared.
         for blob in made:
-            mine, here = head_of(blob), head_of(build.HERE / blob.name)
+            mine, here = read_header(blob), read_header(build.HERE / blob.name)
             assert (mine["maps"], mine["programs"]) == (here["maps"], here["programs"])
         return
     for blob in made:
@@ -64,7 +64,7 @@ def test_both_sides_number_the_calls_alike() -> None:
     assert tuple(name.lower() for name in names[1 : len(decode.CALLS)]) == decode.CALLS[1:]
 
 
-def own_files() -> dict[int, str]:
+def read_own_descriptors() -> dict[int, str]:
     """What each descriptor of this process is."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
@@ -75,16 +75,16 @@ def own_files() -> dict[int, str]:
 
 @pytest.mark.usefixtures("kernel_feed")
 def test_closing_leaves_nothing_behind(calls: Path, place: Path) -> None:
-    before = own_files()
+    before = read_own_descriptors()
     feed = EbpfFeed.open(guard=os.getpid(), cgroup=None)
-    opened = set(own_files().values()) - set(before.values())
+    opened = set(read_own_descriptors().values()) - set(before.values())
     assert {"anon_inode:bpf-map", "anon_inode:bpf-prog", "anon_inode:bpf_link"} <= opened
     feed.end()
     feed.close()
     feed.close()
-    assert own_files() == before
-    run(place, calls, "nothing")
-    assert own_files() == before
+    assert read_own_descriptors() == before
+    run_program(place, calls, "nothing")
+    assert read_own_descriptors() == before
 
 
 @pytest.mark.usefixtures("kernel_feed")
@@ -105,21 +105,21 @@ def test_programs_are_gone_once_it_is_closed() -> None:
     """By number: others may have programs of the same names."""
     feed = EbpfFeed.open(guard=os.getpid(), cgroup=None, ring_bytes=PAGE)
     numbers = []
-    for fd, what in own_files().items():
+    for fd, what in read_own_descriptors().items():
         if what == "anon_inode:bpf-prog":
             found = re.search(r"prog_id:\s*(\d+)", Path(f"/proc/self/fdinfo/{fd}").read_text())
             assert found
             numbers.append(int(found[1]))
     assert len(numbers) >= 4
-    assert all(exists(number) for number in numbers)
+    assert all(is_loaded(number) for number in numbers)
     feed.close()
     deadline = time.monotonic() + 10
-    while any(exists(number) for number in numbers):  # freed when the kernel gets to it
+    while any(is_loaded(number) for number in numbers):  # freed when the kernel gets to it
         assert time.monotonic() < deadline
         os.sched_yield()
 
 
-def exists(program: int) -> bool:
+def is_loaded(program: int) -> bool:
     try:
         os.close(loader._bpf(13, struct.pack("<I", program)))  # BPF_PROG_GET_FD_BY_ID
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def exists(program: int) -> bool:
     return True
 
 
-def test_without_privilege_it_says_what_it_takes() -> None:
+def test_without_privilege_it_names_what_it_takes() -> None:
     code = "import os; os.geteuid() or os.setuid(65534)\n"
     code += "from stream.sources.kernel.ebpf import probe_ebpf; print(probe_ebpf())"
     imports = "import stream.sources.kernel.ebpf, stream.sources.kernel.loader\n"
@@ -159,7 +159,7 @@ def test_a_blob_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 @pytest.mark.usefixtures("kernel_feed")
 def test_what_is_no_control_group(tmp_path: Path) -> None:
-    before = own_files()
+    before = read_own_descriptors()
     for path, reason in (
         (tmp_path, "not a control group of version 2"),
         (tmp_path / "none", "no such file or directory"),
@@ -167,7 +167,7 @@ def test_what_is_no_control_group(tmp_path: Path) -> None:
         with pytest.raises(FeedError) as caught:
             EbpfFeed.open(guard=1, cgroup=path)
         assert str(caught.value) == f"{path}: {reason}"
-    assert own_files() == before
+    assert read_own_descriptors() == before
 
 
 @pytest.mark.usefixtures("kernel_feed")
@@ -180,24 +180,24 @@ def test_a_kernel_that_refuses_an_object_gets_the_next_one(
     for blob in blobs.values():
         blob.symlink_to(build.HERE / blob.name)
     monkeypatch.setattr(loader, "_BLOBS", tmp_path)
-    taken = [name for name in loader.OBJECTS if is_taken(name)]
+    taken = [name for name in loader.OBJECTS if is_chosen(name)]
     assert taken
     for name in taken:
-        assert loaded() == name
+        assert load_object() == name
         broken = blobs[name].read_bytes()
         blobs[name].unlink()
         blobs[name].write_bytes(broken[:-64] + b"\xff" * 64)
     assert re.fullmatch(r"the kernel feed: kernel \S+ refuses it: .+", probe_ebpf())
 
 
-def is_taken(name: str) -> bool:
+def is_chosen(name: str) -> bool:
     with pytest.MonkeyPatch.context() as patch, suppress(FeedError):
         patch.setattr(loader, "OBJECTS", (name,))
-        return loaded() == name
+        return load_object() == name
     return False
 
 
-def loaded() -> str:
+def load_object() -> str:
     attachment = loader.attach_feed_programs(os.getpid(), None, (), PAGE, 100)
     attachment.loaded.close()
     assert attachment.sees_uring == (attachment.name != "stream")
@@ -207,19 +207,19 @@ def loaded() -> str:
 PROBE = """
 import signal
 from stream.sources.kernel.ebpf import probe_ebpf
-heard = []
-signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+alarms = []
+signal.signal(signal.SIGALRM, lambda *_: alarms.append(1))
 signal.setitimer(signal.ITIMER_REAL, {0}, {0})
-said = probe_ebpf()
-before = len(heard)
-while {0} and len(heard) == before:
+refusal = probe_ebpf()
+before = len(alarms)
+while {0} and len(alarms) == before:
     pass  # they come again
 signal.setitimer(signal.ITIMER_REAL, 0)
-print(said or "loaded")
+print(refusal or "loaded")
 """
 
 
-def probed(*before: str, alarms: float = 0) -> str:
+def run_probe(*before: str, alarms: float = 0) -> str:
     """By a program of its own, that gets an alarm every so many seconds."""
     command = [*before, sys.executable, "-c", PROBE.format(alarms)]
     done = subprocess.run(
@@ -230,7 +230,7 @@ def probed(*before: str, alarms: float = 0) -> str:
 
 @pytest.mark.usefixtures("kernel_feed")
 def test_signals_without_end_do_not_keep_it_from_being_loaded() -> None:
-    assert probed(alarms=1e-4) == "loaded"
+    assert run_probe(alarms=1e-4) == "loaded"
 
 
 INJECTED = [
@@ -245,12 +245,14 @@ INJECTED = [
 def test_a_kernel_that_was_disturbed_is_asked_again(error: str) -> None:
     """In whichever call of the first attempts; but not for ever, and not where it means no."""
 
-    def outcome(error: str, when: str) -> str:
-        return probed(*(word.format(error, when) for word in INJECTED))
+    def probe_with_errors(error: str, when: str) -> str:
+        return run_probe(*(word.format(error, when) for word in INJECTED))
 
-    assert outcome(error, "1..9") == outcome(error, "4..9") == "loaded"
-    assert re.fullmatch(r"the kernel feed: kernel \S+ refuses it: .+", outcome(error, "1+"))
-    assert outcome("EPERM", f"1..{len(loader.OBJECTS)}").startswith(
+    assert probe_with_errors(error, "1..9") == probe_with_errors(error, "4..9") == "loaded"
+    assert re.fullmatch(
+        r"the kernel feed: kernel \S+ refuses it: .+", probe_with_errors(error, "1+")
+    )
+    assert probe_with_errors("EPERM", f"1..{len(loader.OBJECTS)}").startswith(
         "the kernel feed: not permitted: "
     )
 

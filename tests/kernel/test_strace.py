@@ -35,7 +35,7 @@ pytestmark = [
 TRACER = "int(open('/proc/self/status').read().split('TracerPid:')[1].split()[0])"
 
 
-def compiled(source: Path, folder: Path) -> Path:
+def compile_program(source: Path, folder: Path) -> Path:
     program = folder / source.stem
     subprocess.run(["gcc", "-w", "-o", program, source, "-lpthread"], check=True)
     return program
@@ -43,30 +43,30 @@ def compiled(source: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(HERE / "calls.c", tmp_path_factory.mktemp("calls"))
+    return compile_program(HERE / "calls.c", tmp_path_factory.mktemp("calls"))
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(HERE / "programs/calls.c", tmp_path_factory.mktemp("cases"))
+    return compile_program(HERE / "programs/calls.c", tmp_path_factory.mktemp("cases"))
 
 
-def program(code: str, folder: Path) -> Path:
+def write_program(code: str, folder: Path) -> Path:
     """A C program of one function."""
     source = folder / "program.c"
     names = ("fcntl", "pthread", "sched", "signal", "spawn", "stdio", "stdlib", "string", "unistd")
     more = ("sys/syscall", "sys/wait", "sys/prctl", "sys/stat", "sys/socket", "netinet/in")
     includes = "".join(f"#include <{name}.h>\n" for name in (*names, *more))
     source.write_text(f"#define _GNU_SOURCE\n{includes}{code}")
-    return compiled(source, folder)
+    return compile_program(source, folder)
 
 
-def facts(event: Any, *leave_out: str) -> dict[str, Any]:
+def select_facts(event: Any, *leave_out: str) -> dict[str, Any]:
     dull = {"schema", "ts", "pid", "tid", "scope", "flags", *leave_out}
     return {name: value for name, value in event.items() if name not in dull}
 
 
-def since_begin(traced: Traced) -> list[Any]:
+def own_events(traced: Traced) -> list[Any]:
     """Without what the loader opens."""
     return [
         event for event in traced.events if not str(event.get("path")).startswith(("/lib", "/etc"))
@@ -76,7 +76,7 @@ def since_begin(traced: Traced) -> list[Any]:
 @needs_strace
 def test_opens(run: Run, calls: Path, tmp_path: Path) -> None:
     here = str(tmp_path)
-    found = [facts(event, "argv") for event in since_begin(run(calls, "0").check())]
+    found = [select_facts(event, "argv") for event in own_events(run(calls, "0").check())]
     base = {"base": here}
     assert found == [
         {"call": "exec", "ret": 0, "path": str(calls)},
@@ -99,7 +99,7 @@ def test_opens(run: Run, calls: Path, tmp_path: Path) -> None:
         | {"marks": ["unreachable"]},
         {"call": "exit"},
     ]
-    flags = {event["path"]: event["flags"] for event in run(calls, "0").of("open", "creat")}
+    flags = {event["path"]: event["flags"] for event in run(calls, "0").events_of("open", "creat")}
     assert flags == {
         "legacy": os.O_WRONLY | os.O_CREAT,
         "created": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
@@ -112,7 +112,11 @@ def test_files(run: Run, calls: Path, tmp_path: Path) -> None:
     here, base, to_base = str(tmp_path), {"base": str(tmp_path)}, {"to_base": str(tmp_path)}
     uid, gid = os.getuid(), os.getgid()
     traced = run(calls, "1").check()
-    found = [facts(event, "ret") for event in traced.events if not event["call"].startswith("open")]
+    found = [
+        select_facts(event, "ret")
+        for event in traced.events
+        if not event["call"].startswith("open")
+    ]
     created = {"path": "created"} | base
     assert found[1:-1] == [
         {"call": "mkdir", "path": "one", "mode": 0o700} | base,
@@ -143,14 +147,18 @@ def test_files(run: Run, calls: Path, tmp_path: Path) -> None:
         {"call": "unlink", "path": "not/here", "base": "/"},
         {"call": "unlink", "path": "not/here"} | base,
     ]
-    assert [event["ret"] for event in traced.of("unlink")] == [0, -errno.ENOENT, -errno.ENOENT]
+    assert [event["ret"] for event in traced.events_of("unlink")] == [
+        0,
+        -errno.ENOENT,
+        -errno.ENOENT,
+    ]
 
 
 @needs_strace
 def test_peers(run: Run, calls: Path, tmp_path: Path) -> None:
     traced = run(calls, "2").check()
-    found = traced.of("sendto", "sendmsg", "sendmmsg", "connect")
-    assert [facts(event, "ret") for event in found] == [
+    found = traced.events_of("sendto", "sendmsg", "sendmmsg", "connect")
+    assert [select_facts(event, "ret") for event in found] == [
         {"call": "sendto", "peer": "127.0.0.1:9"},
         {"call": "sendmsg", "peer": "127.0.0.1:9"},
         {"call": "sendmmsg", "peer": "127.0.0.1:9"},
@@ -161,7 +169,7 @@ def test_peers(run: Run, calls: Path, tmp_path: Path) -> None:
         {"call": "connect", "peer": "127.0.0.1:9"},
         {"call": "connect", "peer": "unspec"},
     ]
-    assert "secret" not in json.dumps(traced.said)
+    assert "secret" not in json.dumps(traced.seen)
 
 
 @needs_strace
@@ -169,7 +177,7 @@ def test_peers_that_are_read_otherwise_than_they_look(
     run: Run, cases: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "sub").mkdir()
-    found = run(cases, "peers_oddly").check().of("sendto", "sendmmsg", "connect")
+    found = run(cases, "peers_oddly").check().events_of("sendto", "sendmmsg", "connect")
     one, two, local = "127.0.0.2:40077", "127.0.0.3:78", f"unix:{tmp_path}/sub/nobody.sock"
     assert [(event["call"], event.get("ret"), event.get("peer")) for event in found] == [
         ("sendto", 1, "127.0.0.4:79"),
@@ -191,8 +199,8 @@ def test_peers_that_are_read_otherwise_than_they_look(
 @needs_strace
 def test_a_call_that_a_signal_interrupts_has_no_result(run: Run, cases: Path) -> None:
     found = run(cases, "interrupted").check()
-    assert [event.get("ret") for event in found.of("connect")][2:] == [None, None]
-    opened = [event for event in found.of("openat") if event.get("path") == "fifo"]
+    assert [event.get("ret") for event in found.events_of("connect")][2:] == [None, None]
+    opened = [event for event in found.events_of("openat") if event.get("path") == "fifo"]
     assert [event.get("ret") for event in opened] == [None, None]
 
 
@@ -205,12 +213,12 @@ def test_both_feeds_follow_the_same_calls() -> None:
 def test_by_a_handle(run: Run, cases: Path, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     traced = run(cases, "handles")
-    if traced.said["reports"][-1].get("code") == 77:
+    if traced.seen["reports"][-1].get("code") == 77:
         pytest.skip("handles cannot be had here")
-    opened, failed = traced.of("open_by_handle_at")
-    assert facts(failed, "ret") == {"call": "open_by_handle_at"}
+    opened, failed = traced.events_of("open_by_handle_at")
+    assert select_facts(failed, "ret") == {"call": "open_by_handle_at"}
     assert opened["flags"] == os.O_DIRECTORY
-    if opened["ret"] >= 0:  # some versions tell what it is
+    if opened["ret"] >= 0:  # some versions show what it is
         assert opened.get("resolved", opened.get("marks")) in (str(tmp_path / "sub"), ["fault"])
 
 
@@ -226,7 +234,7 @@ def test_what_another_process_has_may_lie_elsewhere(run: Run, tmp_path: Path) ->
         "    except OSError: pass\n"
     )
     traced = run("/usr/bin/python3", "-ISc", code, *paths)
-    marks = {event.get("path"): event.get("marks") for event in traced.of("openat")}
+    marks = {event.get("path"): event.get("marks") for event in traced.events_of("openat")}
     mark = ["other_mounts"]
     assert [marks[path] for path in paths] == [mark, mark, None, None, mark]
 
@@ -234,23 +242,23 @@ def test_what_another_process_has_may_lie_elsewhere(run: Run, tmp_path: Path) ->
 @needs_strace
 def test_programs(run: Run, calls: Path) -> None:
     traced = run(calls, "3").check()
-    (leader,) = {event["pid"] for event in traced.of("io_uring_setup")}
-    failed = traced.of("execve", "execveat")
+    (leader,) = {event["pid"] for event in traced.events_of("io_uring_setup")}
+    failed = traced.events_of("execve", "execveat")
     words = ["name", 'a "b"\n']
     path = {"ret": -errno.ENOENT, "argv": words}
-    assert [facts(event) for event in failed] == [
+    assert [select_facts(event) for event in failed] == [
         {"call": "execve", "path": "/no/program"} | path,
         {"call": "execveat", "path": "no/program", "base": "/"} | path,
     ]
-    first, *execs = traced.of("exec")
+    first, *execs = traced.events_of("exec")
     assert (first["path"], first["argv"]) == (str(calls), [str(calls), "3"])
-    assert [facts(event, "ret") for event in execs] == [
+    assert [select_facts(event, "ret") for event in execs] == [
         {"call": "exec", "path": "/bin/true", "argv": words},
         {"call": "exec", "path": "/dev/fd/3/bin/true", "base": "/", "argv": words},
     ]
-    forks = traced.of("fork")
+    forks = traced.events_of("fork")
     assert {event["pid"] for event in forks} == {leader}
-    ends = {event["pid"]: event.get("status", 0) for event in traced.of("exit")}
+    ends = {event["pid"]: event.get("status", 0) for event in traced.events_of("exit")}
     children = [event["child"] for event in forks]
     assert [ends[child] for child in children] == [0, 0, 3 << 8, signal.SIGKILL]
     assert set(ends) == {leader, *children}
@@ -261,20 +269,20 @@ def test_programs(run: Run, calls: Path) -> None:
 def test_the_clock_is_the_monotonic_one(run: Run) -> None:
     code = "import os, time\nprint(time.monotonic_ns()); os.mkdir('x'); print(time.monotonic_ns())"
     traced = run("/usr/bin/python3", "-ISc", code).check()
-    before, after = map(int, traced.said["out"].split())
-    (made,) = traced.of("mkdir")
+    before, after = map(int, traced.seen["out"].split())
+    (made,) = traced.events_of("mkdir")
     slack = 20_000_000  # what strace takes between the call and its clock, on a busy machine
     assert before - slack <= made["ts"] <= after + slack
 
 
 @needs_strace
 def test_a_ring(run: Run, tmp_path: Path) -> None:
-    ring = program(
+    ring = write_program(
         "int main(void) { char p[200] = {0}; return syscall(SYS_io_uring_setup, 1, p) < 0; }",
         tmp_path,
     )
     traced = run(ring).check()
-    (made,) = traced.of("io_uring_setup")
+    (made,) = traced.events_of("io_uring_setup")
     if made["ret"] < 0:
         pytest.skip("io_uring is switched off here")
     assert traced.capture["uring"] == "hole"
@@ -304,11 +312,11 @@ def test_names_forge_nothing(run: Run, tmp_path: Path, name: str) -> None:
     )
     traced = run("/usr/bin/python3", "-ISc", code.format(folder.name), cwd=folder).check()
     text = os.fsencode(folder).replace(b"\\", b"\\\\").decode(errors="backslashreplace")
-    (unlinked,), (made,) = traced.of("unlink"), traced.of("mkdir")
-    assert facts(unlinked, "ret") == {"call": "unlink", "path": "f", "base": text}
+    (unlinked,), (made,) = traced.events_of("unlink"), traced.events_of("mkdir")
+    assert select_facts(unlinked, "ret") == {"call": "unlink", "path": "f", "base": text}
     assert f"{text}/f" in [event.get("resolved") for event in traced.events]
     assert made["path"] == text.rpartition("/")[2]
-    assert len(traced.of("exit")) == 1
+    assert len(traced.events_of("exit")) == 1
 
 
 @needs_strace
@@ -321,13 +329,13 @@ def test_long_names(run: Run, tmp_path: Path) -> None:
         "os.spawnv(os.P_WAIT, '/bin/true', ['true', 'w' * 4096, 'w' * 4097])\n"
     )
     traced = run("/usr/bin/python3", "-ISc", script).check()
-    opened = [event for event in traced.of("openat") if event["path"].startswith("././")]
+    opened = [event for event in traced.events_of("openat") if event["path"].startswith("././")]
     assert [(len(event["path"]), event["ret"], event.get("marks")) for event in opened] == [
         (4095, -errno.ENOENT, None),
         (4095, -errno.ENAMETOOLONG, ["truncated"]),
         (4095, -errno.ENAMETOOLONG, ["truncated"]),
     ]
-    spawned = traced.of("exec")[-1]
+    spawned = traced.events_of("exec")[-1]
     assert [len(word) for word in spawned["argv"]] == [4, 4096, 4096]
     assert spawned["marks"] == ["truncated"]
 
@@ -363,12 +371,12 @@ int main(void) {
 
 @needs_strace
 def test_threads_are_of_their_process(run: Run, tmp_path: Path) -> None:
-    traced = run(program(THREADS, tmp_path)).check()
+    traced = run(write_program(THREADS, tmp_path)).check()
     assert len({event["pid"] for event in traced.events}) == 1
     opened = [event for event in traced.events if event.get("path") == "/etc/hostname"]
     assert len(opened) == len({event["tid"] for event in opened}) == 8
-    assert len(traced.of("exit")) == 1
-    assert not traced.of("fork")
+    assert len(traced.events_of("exit")) == 1
+    assert not traced.events_of("fork")
 
 
 @needs_strace
@@ -382,39 +390,39 @@ def test_threads_that_share_their_descriptors(run: Run, tmp_path: Path) -> None:
         "int main(int n, char **w) { pthread_t t; work(w[1]);"
         " pthread_create(&t, 0, work, w[1]); pthread_join(t, 0); work(w[1]); }"
     )
-    traced = run(program(threaded, tmp_path), tmp_path / "given").check()
-    opened = [event for event in traced.of("openat") if event["ret"] > 0]
-    told = [event.get("marks") for event in opened if event["path"].endswith(("link", "/given"))]
-    assert told == [None, None, ["shared_files"], None, None, None]
+    traced = run(write_program(threaded, tmp_path), tmp_path / "given").check()
+    opened = [event for event in traced.events_of("openat") if event["ret"] > 0]
+    marks = [event.get("marks") for event in opened if event["path"].endswith(("link", "/given"))]
+    assert marks == [None, None, ["shared_files"], None, None, None]
 
 
 @needs_strace
 def test_a_thread_that_executes(run: Run, tmp_path: Path) -> None:
-    """It becomes the process. With a filter, strace misses one call, and that is said."""
-    traced = run(program(THREAD_EXEC, tmp_path))
-    first, second = traced.of("exec")
+    """It becomes the process. With a filter, strace misses one call, and that is recorded."""
+    traced = run(write_program(THREAD_EXEC, tmp_path))
+    first, second = traced.events_of("exec")
     assert first["pid"] == second["pid"] == second["tid"]
     assert (second["argv"], second["marks"]) == (["true", "by a thread"], ["thread_exec"])
     assert (second["path"], second["ret"]) == ("/bin/true", 0)
-    opened = [event["path"] for event in traced.of("openat")]
+    opened = [event["path"] for event in traced.events_of("openat")]
     lost = 2 - opened.count("/etc/ld.so.cache")  # what each of the two begins with
     assert [gap["lost"] for gap in traced.gaps] == [1] * lost
     capture = traced.capture
     assert capture["dropped"] == lost
     assert capture["got"] + lost == capture["seen"]
     assert (capture["unparsed"], capture["unknown_loss"]) == (0, "")
-    assert len(traced.of("exit")) == 1
+    assert len(traced.events_of("exit")) == 1
 
 
 @needs_strace
 def test_spawned_programs_and_their_folders(run: Run, tmp_path: Path) -> None:
-    traced = run(program(SPAWNED, tmp_path)).check()
-    execs = [(event["path"], event.get("base")) for event in traced.of("exec")[1:]]
+    traced = run(write_program(SPAWNED, tmp_path)).check()
+    execs = [(event["path"], event.get("base")) for event in traced.events_of("exec")[1:]]
     assert execs == [("bin/true", "/usr"), ("bin/true", "/")]
-    unlinked = [event["base"] for event in traced.of("unlink")]
+    unlinked = [event["base"] for event in traced.events_of("unlink")]
     assert unlinked == ["/usr", "/var"]  # vfork has a folder of its own, CLONE_FS shares it
     order = [(event["call"], event.get("child", event["pid"])) for event in traced.events]
-    for fork in traced.of("fork"):  # before anything that the child does
+    for fork in traced.events_of("fork"):  # before anything that the child does
         assert order.index(("fork", fork["child"])) < order.index(("exit", fork["child"]))
         first = next(event for event in traced.events if event["pid"] == fork["child"])
         assert traced.events.index(fork) < traced.events.index(first)
@@ -423,7 +431,7 @@ def test_spawned_programs_and_their_folders(run: Run, tmp_path: Path) -> None:
 @needs_strace
 def test_a_process_that_no_tracer_can_follow(run: Run, tmp_path: Path) -> None:
     code = "int main(void) { syscall(SYS_clone, 0x800000 | SIGCHLD, 0) || (_exit(0), 0); wait(0); }"
-    capture = run(program(code, tmp_path)).capture
+    capture = run(write_program(code, tmp_path)).capture
     assert (capture["lost_forks"], capture["unknown_loss"]) == (1, "")
 
 
@@ -431,16 +439,16 @@ def test_a_process_that_no_tracer_can_follow(run: Run, tmp_path: Path) -> None:
 def test_another_pid_namespace(run: Run, needs_root: None) -> None:
     script = "true & wait; /bin/true; exit 3"
     traced = run(shutil.which("unshare") or "", "-fp", "/bin/sh", "-c", script).check()
-    forks, ends = traced.of("fork"), traced.of("exit")
+    forks, ends = traced.events_of("fork"), traced.events_of("exit")
     assert len(ends) == len(forks) + 1
     assert {fork["child"] for fork in forks} < {end["pid"] for end in ends}
 
 
 @needs_strace
 def test_another_root(run: Run, cases: Path, tmp_path: Path, needs_root: None) -> None:
-    """Which one it is, strace does not tell: neither does the record."""
+    """Which one it is, strace does not show: neither does the record."""
     (tmp_path / "sub").mkdir()
-    seen = since_begin(run(cases, "roots").check())[1:-1]
+    seen = own_events(run(cases, "roots").check())[1:-1]
     assert len(seen) == 7  # and a link to /etc
     for event in seen:
         assert event["marks"] == ["other_root"]
@@ -457,7 +465,7 @@ def test_mounts_of_its_own(
 ) -> None:
     (tmp_path / "sub/lib").mkdir(parents=True)
     (tmp_path / "sub/lib/secret").touch()
-    seen = since_begin(run(cases, case).check())[1:-1]
+    seen = own_events(run(cases, case).check())[1:-1]
     assert len(seen) == (3 if case == "mounts" else 2)
     if case == "nowhere":  # a copy of a tree lies among no mounts
         assert (seen[0]["call"], seen[0]["marks"]) == ("open_tree", ["unreachable", "other_mounts"])
@@ -486,8 +494,8 @@ def test_daemons_and_killed_processes(run: Run) -> None:
     )
     traced = run("/usr/bin/python3", "-ISc", script).check()
     assert traced.code == 4
-    assert [event["path"] for event in traced.of("mkdir")] == ["late"]
-    statuses = [event.get("status", 0) for event in traced.of("exit")]
+    assert [event["path"] for event in traced.events_of("mkdir")] == ["late"]
+    statuses = [event.get("status", 0) for event in traced.events_of("exit")]
     assert statuses.count(signal.SIGKILL) == 20
     assert statuses[-1] == 5 << 8
     (outlived,) = traced.report("over")["outlived"]
@@ -497,16 +505,16 @@ def test_daemons_and_killed_processes(run: Run) -> None:
 
 @needs_strace
 def test_a_tree_that_is_ended(run: Run) -> None:
-    """strace tells how, and is not counted among them."""
+    """strace reports how, and is not counted among them."""
     script = "sleep 1000 & setsid sleep 1001 & trap '' TERM; echo ready; sleep 1002; sleep 1003"
     traced = run("/bin/sh", "-c", script, signal=signal.SIGTERM, grace=0.2).check()
     assert traced.kinds == ["started", "exited", "over"]
     assert traced.code == -signal.SIGKILL
-    statuses = [event.get("status", 0) for event in traced.of("exit")]
+    statuses = [event.get("status", 0) for event in traced.events_of("exit")]
     assert statuses.count(signal.SIGTERM) == 2  # the two that do not ignore it
     assert statuses.count(signal.SIGKILL) == len(statuses) - 2 > 0
     assert traced.report("over")["ended"]
-    assert "strace" not in str(traced.said["reports"])
+    assert "strace" not in str(traced.seen["reports"])
 
 
 @needs_strace
@@ -514,7 +522,7 @@ def test_a_tree_that_is_ended(run: Run) -> None:
 def test_a_signal_comes_once(run: Run, backend: str) -> None:
     script = "trap 'echo got' TERM; echo ready; sleep 0.2; sleep 0.2; sleep 0.2; exit 6"
     traced = run("/bin/sh", "-c", script, signal=signal.SIGTERM, backend=backend, grace=5).check()
-    assert (traced.said["out"], traced.code) == ("ready\ngot\n", 6)
+    assert (traced.seen["out"], traced.code) == ("ready\ngot\n", 6)
 
 
 @needs_strace
@@ -522,27 +530,27 @@ def test_a_signal_comes_once(run: Run, backend: str) -> None:
 def test_who_dies_of_a_signal(run: Run, number: int) -> None:
     traced = run("/bin/sh", "-c", f"ulimit -c 0; kill -{int(number)} $$").check()
     assert traced.code == -number
-    assert traced.of("exit")[-1]["status"] == number
+    assert traced.events_of("exit")[-1]["status"] == number
 
 
 @needs_strace
 def test_strace_killed(run: Run) -> None:
-    """The command lives on and has its own end; what is missing is said."""
+    """The command lives on and has its own end; what is missing is recorded."""
     script = f"import os, sys\nos.mkdir('seen')\nos.kill({TRACER}, 9)\n"
     script += "while True:\n    try: os.mkdir('x')\n    except FileExistsError: continue\n"
     script += "    except OSError: break\n    else: break\nos.write(1, b'alive'); os._exit(7)\n"
     traced = run("/usr/bin/python3", "-ISc", script)
-    assert (traced.said["out"], traced.code) == ("alive", 7)
+    assert (traced.seen["out"], traced.code) == ("alive", 7)
     over = traced.report("over")
     assert (over["outlived"], over["ended"]) == ([], [])
-    assert [event["path"] for event in traced.of("mkdir")][:1] == ["seen"]
+    assert [event["path"] for event in traced.events_of("mkdir")][:1] == ["seen"]
     reason = "strace ended before the processes that it followed"
     assert traced.capture["unknown_loss"] == reason
     assert traced.gaps == [
         {"schema": "stream.gap.v1", "source": "strace", "lost": 0, "reason": reason}
     ]
-    assert traced.said["records"][-2] == traced.gaps[0]
-    assert not traced.of("exit")
+    assert traced.seen["records"][-2] == traced.gaps[0]
+    assert not traced.events_of("exit")
 
 
 @needs_strace
@@ -557,7 +565,7 @@ def test_strace_stopped(run: Run, open_place: Place, is_ordinary: bool) -> None:
     assert traced.kinds == ["started", "timed_out", "exited", "over"]
     assert traced.capture["unknown_loss"]
     assert traced.report("over")["outlived"] == []
-    assert not Path(f"/proc/{traced.said['out']}").exists()
+    assert not Path(f"/proc/{traced.seen['out']}").exists()
 
 
 @needs_strace
@@ -565,7 +573,7 @@ def test_nobody_takes_the_records(run: Run) -> None:
     """The command does not notice."""
     script = "i=0; while [ $i -lt 3000 ]; do : </etc/hostname; i=$((i+1)); done; echo done; exit 3"
     traced = run("/bin/sh", "-c", script, deaf=True)
-    assert (traced.said["out"], traced.said["err"], traced.code) == ("done\n", "", 3)
+    assert (traced.seen["out"], traced.seen["err"], traced.code) == ("done\n", "", 3)
 
 
 @needs_strace
@@ -578,11 +586,11 @@ def test_a_command_that_cannot_be_started(run: Run, tmp_path: Path) -> None:
     (tmp_path / "script").chmod(0o755)
     for argv in (["/no/such"], ["nosuch"], ["./plain"], ["./odd"], ["./script"], ["/etc"]):
         traced, alone = run(*argv), run(*argv, traced=False)
-        assert traced.said["reports"] == alone.said["reports"]
+        assert traced.seen["reports"] == alone.seen["reports"]
         assert traced.kinds == ["failed"]
         assert traced.capture["unknown_loss"] == "strace wrote nothing"
     traced, alone = (run("/bin/true", cwd="/no/folder", traced=which) for which in (True, False))
-    assert traced.said["reports"] == alone.said["reports"]
+    assert traced.seen["reports"] == alone.seen["reports"]
 
 
 @needs_strace
@@ -605,9 +613,9 @@ def test_what_a_command_sees_of_it(run: Run, tmp_path: Path) -> None:
         job = {"executable": executable, "cwd": tmp_path}
         traced = run("python3", "-Sc", code, **job).check()
         alone = run("python3", "-Sc", code, traced=False, **job)
-        assert (traced.said["out"], traced.said["err"]) == (alone.said["out"], alone.said["err"])
-        assert traced.of("exec")[0]["path"] == executable
-        assert traced.of("exec")[0]["argv"][0] == "python3"
+        assert (traced.seen["out"], traced.seen["err"]) == (alone.seen["out"], alone.seen["err"])
+        assert traced.events_of("exec")[0]["path"] == executable
+        assert traced.events_of("exec")[0]["argv"][0] == "python3"
 
 
 @needs_strace
@@ -617,8 +625,8 @@ def test_an_ordinary_user(run: Run, open_place: Place) -> None:
     script = "[ $(id -u) != 0 ] && echo somebody; mkdir made\n"
     script += "(setsid sh -c 'sleep 0.1; mkdir late' &); exit 3"
     traced = run("/bin/sh", "-c", script, cwd=open_place.workspace, runner=runner).check()
-    assert (traced.said["out"], traced.code) == ("somebody\n", 3)
-    assert [event["path"] for event in traced.of("mkdir")] == ["made", "late"]
+    assert (traced.seen["out"], traced.code) == ("somebody\n", 3)
+    assert [event["path"] for event in traced.events_of("mkdir")] == ["made", "late"]
     assert traced.report("started")["containment"] == "subreaper"
 
 
@@ -644,7 +652,7 @@ int main(int count, char **words) {
 """
 
 
-def probed(*runner: str | Path, path: str | None = None) -> str:
+def run_probe(*runner: str | Path, path: str | None = None) -> str:
     code = "from stream.sources.kernel.strace import probe_strace; print(probe_strace())"
     env = {**os.environ, "PATH": path} if path is not None else None
     done = subprocess.run(
@@ -662,11 +670,11 @@ def probed(*runner: str | Path, path: str | None = None) -> str:
 
 @needs_strace
 def test_ptrace_forbidden(run: Run, tmp_path: Path) -> None:
-    forbid = program(NO_PTRACE, tmp_path)
-    sentence = probed(forbid)
+    forbid = write_program(NO_PTRACE, tmp_path)
+    sentence = run_probe(forbid)
     assert sentence.startswith("ptrace is forbidden here: ")
     assert "Operation not permitted" in sentence
-    assert run("/bin/true", runner=(str(forbid),)).said == {"refused": sentence}
+    assert run("/bin/true", runner=(str(forbid),)).seen == {"refused": sentence}
 
 
 @needs_strace
@@ -687,7 +695,7 @@ def test_strace_does_not_wait_for_a_reader_that_cannot_be(
 
 
 def test_no_strace(tmp_path: Path) -> None:
-    assert probed(path=str(tmp_path)) == "strace is not installed"
+    assert run_probe(path=str(tmp_path)) == "strace is not installed"
 
 
 @pytest.mark.parametrize(
@@ -709,7 +717,7 @@ def test_another_strace(tmp_path: Path, script: str, sentence: str) -> None:
     strace = tmp_path / "strace"
     strace.write_text(f"#!/bin/sh\n{script}\n")
     strace.chmod(0o755)
-    assert probed(path=str(tmp_path)) == sentence
+    assert run_probe(path=str(tmp_path)) == sentence
 
 
 @needs_strace
@@ -721,4 +729,4 @@ def test_without_a_filter(tmp_path: Path) -> None:
         f'done\nexec {shutil.which("strace")} "$@"\n'
     )
     strace.chmod(0o755)
-    assert probed(path=f"{tmp_path}:{os.environ['PATH']}") == ""
+    assert run_probe(path=f"{tmp_path}:{os.environ['PATH']}") == ""

@@ -20,7 +20,14 @@ from stream.sources.kernel.strace_syntax import UNREAD
 from tests.feeds import needs_strace
 from tests.kernel.straced import Run, run
 from tests.kernel.test_loss_counters import WRITES
-from tests.kernel.test_strace_lines import at, calls, event, quoted, reader, written
+from tests.kernel.test_strace_lines import (
+    fd_of,
+    new_parser,
+    quote,
+    short_event,
+    short_events,
+    write_lines,
+)
 
 __all__ = ["run"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace needs Linux")
@@ -30,16 +37,16 @@ WATCHED = [
     WatchedFile("log", 0, 8, b"/runs/log"),
     WatchedFile("no", 0, 9),
 ]
-STDOUT, LOG, OTHER = at("pipe:[7]", 1), at("/runs/log", 5), at("pipe:[77]", 6)
-DATA = quoted("secret")
+STDOUT, LOG, OTHER = fd_of("pipe:[7]", 1), fd_of("/runs/log", 5), fd_of("pipe:[77]", 6)
+DATA = quote("secret")
 
 
-def read(*lines: str) -> list[Any]:
-    return calls(reader(watch=WATCHED).feed(written(*lines)))
+def parse_lines(*lines: str) -> list[Any]:
+    return short_events(new_parser(watch=WATCHED).feed(write_lines(*lines)))
 
 
-def wrote(stream: str, size: int, pid: int = 1) -> Any:
-    return event(pid, "wrote", stream=stream, size=size)
+def short_write(stream: str, size: int, pid: int = 1) -> Any:
+    return short_event(pid, "wrote", stream=stream, size=size)
 
 
 @pytest.mark.parametrize(
@@ -60,15 +67,15 @@ def wrote(stream: str, size: int, pid: int = 1) -> Any:
     ],
 )
 def test_each_way_to_write(line: str, stream: str) -> None:
-    assert read(f"1 {line}") == [wrote(stream, 6)]
+    assert parse_lines(f"1 {line}") == [short_write(stream, 6)]
 
 
 @pytest.mark.parametrize(
     "line",
     [
         f"write({OTHER}, {DATA}, 6) = 6",
-        f"write({at('/runs/log', 5)}(deleted), {DATA}, 6) = 6",  # its name may be another's by now
-        f"write({at('', 5)}, {DATA}, 6) = 6",  # one that is watched has no path
+        f"write({fd_of('/runs/log', 5)}(deleted), {DATA}, 6) = 6",  # another's name by now
+        f"write({fd_of('', 5)}, {DATA}, 6) = 6",  # one that is watched has no path
         f"write(77, {DATA}, 6) = -1 EBADF (Bad file descriptor)",
         f"write({STDOUT}, {DATA}, 6) = -1 EAGAIN (Resource temporarily unavailable)",
         f"write({STDOUT}, {DATA}, 6) = ? ERESTARTSYS (To be restarted if SA_RESTART is set)",
@@ -78,14 +85,14 @@ def test_each_way_to_write(line: str, stream: str) -> None:
     ],
 )
 def test_what_is_no_write_into_them(line: str) -> None:
-    lines = reader(watch=WATCHED)
-    assert lines.feed(written(f"1 {line}")) == []
+    lines = new_parser(watch=WATCHED)
+    assert lines.feed(write_lines(f"1 {line}")) == []
     assert (lines.counts.others, lines.counts.events, lines.counts.unparsed) == (1, 0, 0)
 
 
 def test_halves() -> None:
     """It is over when it is resumed; and what came before that, came before it."""
-    rmdir, done = "rmdir(NULL) = 0", event(2, "rmdir", ret=0, marks=["fault"])
+    rmdir, done = "rmdir(NULL) = 0", short_event(2, "rmdir", ret=0, marks=["fault"])
     lines = (
         f"1 write({STDOUT}, {DATA}, 6 <unfinished ...>",
         f"3 write({OTHER}, {DATA}, 6 <unfinished ...>",
@@ -98,38 +105,40 @@ def test_halves() -> None:
         "3 <... sendfile resumed> => [5], 9) = 5",
         "1 <... splice resumed>) = 4",
     )
-    first, *others = wrote("stdout", 6), wrote("stdout", 5, 3), wrote("stdout", 4)
-    assert read(*lines) == [done, first, done, *others]
+    first, *others = short_write("stdout", 6), short_write("stdout", 5, 3), short_write("stdout", 4)
+    assert parse_lines(*lines) == [done, first, done, *others]
 
 
 def test_a_process_that_ends_in_the_middle_of_one() -> None:
-    lines = reader(watch=WATCHED)
-    text = written(
+    lines = new_parser(watch=WATCHED)
+    text = write_lines(
         f"1 write({STDOUT}, {DATA}, 6 <unfinished ...>",
         "1 +++ killed by SIGKILL +++",
         f"2 write({STDOUT}, {DATA}, 6 <unfinished ...>) = ?",
         f"3 write({STDOUT}, {DATA}, 6 <detached ...>",
     )
-    assert calls(lines.feed(text)) == [event(1, "exit", status=9)]
+    assert short_events(lines.feed(text)) == [short_event(1, "exit", status=9)]
     assert (lines.counts.halves, lines.counts.others, lines.counts.unparsed) == (2, 1, 0)
 
 
 def test_a_write_whose_end_is_missing_is_counted() -> None:
     for target in (STDOUT, OTHER):
-        (gap,) = reader(watch=WATCHED).feed(written(f"1 write({target}, {DATA}"))
+        (gap,) = new_parser(watch=WATCHED).feed(write_lines(f"1 write({target}, {DATA}"))
         assert getattr(gap, "reason", None) == UNREADABLE
 
 
 def test_a_new_process_may_write_first() -> None:
     lines = ("1 vfork( <unfinished ...>", f"2 write({STDOUT}, {DATA}, 6) = 6")
-    assert read(*lines) == [event(1, "fork", child=2), wrote("stdout", 6, 2)]
+    assert parse_lines(*lines) == [short_event(1, "fork", child=2), short_write("stdout", 6, 2)]
 
 
 def test_no_data_is_kept() -> None:
     """A thousand threads write a lot, and none of them is done."""
-    data = quoted("x" * 4096)
-    texts = [written(f"{n} write({OTHER}, {data}, 8192 <unfinished ...>") for n in range(1, 1001)]
-    lines = reader(watch=WATCHED)
+    data = quote("x" * 4096)
+    texts = [
+        write_lines(f"{n} write({OTHER}, {data}, 8192 <unfinished ...>") for n in range(1, 1001)
+    ]
+    lines = new_parser(watch=WATCHED)
     tracemalloc.start()
     try:
         for text in texts:
@@ -145,17 +154,17 @@ def test_the_ways_that_there_are(run: Run, programs: Path, tmp_path: Path) -> No
     """As the other feed sees them."""
     (tmp_path / "given").write_text("0123456789")
     traced = run(programs / "calls", "writes", watch=str(tmp_path / "log")).check()
-    found = [(event["stream"], event["size"]) for event in traced.of("wrote")]
+    found = [(event["stream"], event["size"]) for event in traced.events_of("wrote")]
     assert found == [*WRITES, ("stdout", 4)]
-    assert sum(size for _, size in found) == len(traced.said["out"])
-    assert "two words" not in json.dumps(traced.said["records"])
+    assert sum(size for _, size in found) == len(traced.seen["out"])
+    assert "two words" not in json.dumps(traced.seen["records"])
 
 
 @needs_strace
 def test_nobody_watches(run: Run, programs: Path, tmp_path: Path) -> None:
     (tmp_path / "given").write_text("0123456789")
     traced = run(programs / "calls", "writes").check()
-    assert traced.of("wrote") == []
+    assert traced.events_of("wrote") == []
 
 
 @needs_strace
@@ -174,8 +183,8 @@ def test_writes_are_stops_only_where_somebody_watches(tmp_path: Path) -> None:
 @needs_strace
 @pytest.mark.parametrize("name", ["log", "l\udcffg>, 1<", "log (deleted)", "a\\x62c\n"])
 def test_writes_stand_among_what_was_done(run: Run, tmp_path: Path, name: str) -> None:
-    """What is said before is before, and what is said after is after, whoever else says
-    something."""
+    """What was written before is before, and what was written after is after, whoever else
+    writes."""
     script = (
         "import os, sys\n"
         "log = os.open(os.fsencode(sys.argv[1]), os.O_WRONLY | os.O_APPEND)\n"
@@ -193,11 +202,11 @@ def test_writes_stand_among_what_was_done(run: Run, tmp_path: Path, name: str) -
     leader = traced.events[0]["pid"]
     found = [
         event.get("path", event.get("size"))
-        for event in traced.of("mkdir", "wrote")
+        for event in traced.events_of("mkdir", "wrote")
         if event["pid"] == leader
     ]
     assert found == [word for n in range(20) for word in (str(n), n + 1)]
-    wrote = traced.of("wrote")
+    wrote = traced.events_of("wrote")
     assert [event["stream"] for event in wrote] == ["log", "stdout"] * 10
     assert log.stat().st_size == sum(event["size"] for event in wrote[::2])
 
@@ -209,7 +218,9 @@ def test_a_reader_that_is_slow(run: Run, tmp_path: Path) -> None:
     script = "import os\nfor n in range(40): os.write(1, b'x' * 100_000)\n"
     traced = run("/usr/bin/python3", "-ISc", script, watch=str(tmp_path / "log")).check()
     assert (
-        sum(event["size"] for event in traced.of("wrote")) == len(traced.said["out"]) == 4_000_000
+        sum(event["size"] for event in traced.events_of("wrote"))
+        == len(traced.seen["out"])
+        == 4_000_000
     )
 
 
@@ -221,7 +232,7 @@ def test_what_cannot_be_watched(run: Run, tmp_path: Path) -> None:
     os.link(log, link)
     sh = shutil.which("sh")
     traced = run(sh or "", "-c", f"echo one >>{log}; echo three >>{link}", watch=str(log)).check()
-    assert [(event["stream"], event["size"]) for event in traced.of("wrote")] == [("log", 4)]
+    assert [(event["stream"], event["size"]) for event in traced.events_of("wrote")] == [("log", 4)]
 
 
 def test_what_proc_calls_it(tmp_path: Path) -> None:

@@ -35,15 +35,15 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def tracer(lingers: float) -> list[str]:
+def tracer_command(lingers: float) -> list[str]:
     return ["/usr/bin/python3", "-ISc", TRACER, str(lingers)]
 
 
 @pytest.mark.parametrize("is_ordinary", [False, True])
 def test_one_that_has_more_to_write(run: Run, open_place: Place, is_ordinary: bool) -> None:
-    """It is waited for, and nobody is told of it."""
+    """It is waited for, and nobody learns of it."""
     runner = ordinary(open_place) if is_ordinary else ()
-    job = {"tracer": tracer(0.4), "cwd": open_place.tmp, "runner": runner}
+    job = {"tracer": tracer_command(0.4), "cwd": open_place.tmp, "runner": runner}
     traced = run("/bin/sh", "-c", "exit 3", **job)
     assert traced.code == 3
     over = traced.report("over")
@@ -56,17 +56,17 @@ def test_one_that_has_more_to_write(run: Run, open_place: Place, is_ordinary: bo
 def test_one_that_does_not_go(run: Run, open_place: Place, is_ordinary: bool) -> None:
     """It is ended."""
     runner = ordinary(open_place) if is_ordinary else ()
-    job = {"tracer": tracer(1000), "cwd": open_place.tmp, "runner": runner}
+    job = {"tracer": tracer_command(1000), "cwd": open_place.tmp, "runner": runner}
     traced = run("/bin/sh", "-c", "exit 3", **job)
     assert traced.code == 3
     over = traced.report("over")
     assert (over["outlived"], over["ended"]) == ([], [])
-    assert not Path(f"/proc/{traced.said['err']}").exists()
+    assert not Path(f"/proc/{traced.seen['err']}").exists()
 
 
-def test_it_is_told_from_what_the_program_leaves(run: Run, tmp_path: Path) -> None:
+def test_it_is_distinguished_from_what_the_program_leaves(run: Run, tmp_path: Path) -> None:
     script = "setsid sleep 1000 7>&- 6>&- 5>&- 4>&- 3>&- & exit 0"
-    traced = run("/bin/sh", "-c", script, tracer=tracer(0.1), grace=0.2)
+    traced = run("/bin/sh", "-c", script, tracer=tracer_command(0.1), grace=0.2)
     over = traced.report("over")
     assert [len(over[which]) for which in ("outlived", "ended")] == [1, 1]
     assert "python3" not in str(over)  # which is what the tracer is

@@ -32,7 +32,7 @@ async def read_all(fd: int, into: list[bytes], guard: Guard, signal: int) -> Non
             guard.signal(signal)
 
 
-async def follow(guard: Guard) -> list[GuardReport]:
+async def follow_reports(guard: Guard) -> list[GuardReport]:
     reports: list[GuardReport] = []
     rest = b""
     while not reports or not isinstance(reports[-1], TreeEnded | Failed):
@@ -42,14 +42,14 @@ async def follow(guard: Guard) -> list[GuardReport]:
     return reports
 
 
-async def record(guard: Guard, order: Start, feed: StraceFeed | None, job: Any) -> Any:
+async def record_command(guard: Guard, order: Start, feed: StraceFeed | None, job: Any) -> Any:
     out: list[bytes] = []
     err: list[bytes] = []
     records: list[Record] = []
     reports: list[GuardReport] = []
     sender, receiver = create_memory_object_stream[Any](8)
 
-    async def pump() -> None:
+    async def run_feed() -> None:
         async with sender:
             if feed is not None:
                 if job.get("deaf"):  # whoever takes the records fails
@@ -59,14 +59,14 @@ async def record(guard: Guard, order: Start, feed: StraceFeed | None, job: Any) 
                 except anyio.BrokenResourceError:
                     assert job["deaf"]
 
-    async def collect() -> None:
+    async def collect_records() -> None:
         async with receiver:
             if not job.get("deaf"):
                 async for batch in receiver:
                     records.extend(batch.items)
 
-    async def watch() -> None:
-        reports.extend(await follow(guard))
+    async def watch_guard() -> None:
+        reports.extend(await follow_reports(guard))
         if feed is not None:
             feed.end()
 
@@ -76,9 +76,9 @@ async def record(guard: Guard, order: Start, feed: StraceFeed | None, job: Any) 
         order.tracer = [os.fsencode(word) for word in (*job["tracer"], *job["argv"])]
     guard.send(order)
     async with create_task_group() as tasks:
-        tasks.start_soon(pump)
-        tasks.start_soon(collect)
-        tasks.start_soon(watch)
+        tasks.start_soon(run_feed)
+        tasks.start_soon(collect_records)
+        tasks.start_soon(watch_guard)
         tasks.start_soon(read_all, guard.stdout, out, guard, job.get("signal", 0))
         tasks.start_soon(read_all, guard.stderr, err, guard, 0)
     text = {"out": b"".join(out), "err": b"".join(err)}
@@ -101,18 +101,20 @@ def main(job: Any) -> Any:
         timeout=job.get("timeout"),
     )
     feed = None
-    watch = []
+    watch_guard = []
     if "watch" in job:
         log = os.open(job["watch"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        watch = [
+        watch_guard = [
             WatchedFile.of_descriptor("stdout", guard.stdout),
             WatchedFile.of_descriptor("log", log),
         ]
     with tempfile.TemporaryDirectory() as folder:
         try:
             if job.get("traced", "tracer" not in job):
-                feed = StraceFeed.open(folder=Path(folder), watch=watch)
-            done = anyio.run(record, guard, order, feed, job, backend=job.get("backend", "asyncio"))
+                feed = StraceFeed.open(folder=Path(folder), watch=watch_guard)
+            done = anyio.run(
+                record_command, guard, order, feed, job, backend=job.get("backend", "asyncio")
+            )
         except FeedError as error:
             return {"refused": str(error)}
         finally:

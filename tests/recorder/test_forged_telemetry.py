@@ -15,7 +15,7 @@ import pytest
 from tests.cli.command import Place, write_script
 from tests.feeds import FEEDS, in_turn, needs_ebpf
 from tests.kernel.test_strace import HERE as KERNEL
-from tests.kernel.test_strace import compiled
+from tests.kernel.test_strace import compile_program
 from tests.recorder.runs import Run, observe, only_run
 from tests.recorder.test_agent_attribution import agent, recorded, report
 
@@ -340,7 +340,7 @@ def test_a_log_is_known_whatever_it_is_called(place: Place, who: str) -> None:
 @pytest.mark.usefixtures("needs_root")
 def test_what_no_call_names_may_have_been_the_log(place: Place, tmp_path: Path, feed: str) -> None:
     """With io_uring neither the file nor what is written to it is known."""
-    program = compiled(KERNEL / "programs/calls.c", tmp_path)
+    program = compile_program(KERNEL / "programs/calls.c", tmp_path)
     (tmp_path / "other").touch()
     tried = subprocess.run([program, "uring_append"], cwd=tmp_path, input=b"x")
     if tried.returncode == 77:

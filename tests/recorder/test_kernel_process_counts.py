@@ -23,7 +23,7 @@ SOURCES = Path(__file__).parents[1] / "kernel" / "programs"
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    for name in ("bomb", "crowd"):
+    for name in ("bomb", "forks"):
         options = ["-O1", "-static", "-o", str(folder / name)]
         subprocess.run(["gcc", *options, SOURCES / f"{name}.c"], check=True)
     return folder
@@ -53,11 +53,11 @@ def check_health(run: Run, feed: str) -> None:
 
 
 @pytest.mark.parametrize("feed", FEEDS)
-def test_a_crowd(place: Place, programs: Path, feed: str) -> None:
+def test_many_processes(place: Place, programs: Path, feed: str) -> None:
     """10,000 processes, and not so many with strace, which is slow."""
     each = {"ebpf": 2500, "strace": 100}[feed]
-    crowd = (programs / "crowd", "4", str(each))
-    run = observe(place, "--kernel", feed, "--workspace", "empty", "--", *crowd)
+    command = (programs / "forks", "4", str(each))
+    run = observe(place, "--kernel", feed, "--workspace", "empty", "--", *command)
     assert run.done.code == 0, run.done.err
     assert families(run) == 4 + 4 * each
     check_health(run, feed)

@@ -14,7 +14,7 @@ from tests.cli.command import STREAM, Place
 from tests.cli.test_ordinary_user import Run as Stream
 from tests.cli.test_ordinary_user import open_place, run
 from tests.feeds import FEEDS, needs_ebpf, needs_strace
-from tests.kernel.test_strace import NO_PTRACE, program
+from tests.kernel.test_strace import NO_PTRACE, write_program
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import artifact, health, kernel
 from tests.recorder.test_kernel_attacks import document, rules
@@ -92,7 +92,7 @@ def test_where_not_even_root_can_have_it(place: Place, argv0: Sequence[str], rea
 
 @needs_ebpf
 def test_a_filter_of_system_calls(place: Place) -> None:
-    forbid = str(program(NO_PTRACE.replace("SYS_ptrace", "SYS_bpf"), place.root))
+    forbid = str(write_program(NO_PTRACE.replace("SYS_ptrace", "SYS_bpf"), place.root))
     words = ("--workspace", "empty", "--", *SCRIPT)
     run = observe(place, "--kernel", "ebpf", *words, argv0=(forbid, STREAM))
     check_absent(place, run, FORBIDDEN)

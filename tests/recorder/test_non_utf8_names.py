@@ -98,7 +98,7 @@ def test_parameters_that_no_event_may_carry(place: Place, text: str, sentence: s
     assert not (place.workspace / "runs").exists()
 
 
-def facts(run: Run) -> list[tuple[str, bytes]]:
+def select_facts(run: Run) -> list[tuple[str, bytes]]:
     return [
         (artifact["hash"], msgspec.json.encode(artifact["metadata"]))
         for event in run.events
@@ -113,7 +113,7 @@ def test_facts_are_hashed_as_they_are_written(place: Place, mode: str) -> None:
     source = place.root / f"in-{SECRET}"
     source.mkdir()
     run = observe(place, "--source", source, "--capture", mode, "--", "true")
-    found = facts(run)
+    found = select_facts(run)
     assert len(found) == 4
     for digest, written in found:
         assert digest == f"sha256:{hashlib.sha256(written).hexdigest()}"

@@ -12,7 +12,7 @@ from tests.cli.command import STREAM, Place
 from tests.cli.test_ordinary_user import Run as Stream
 from tests.cli.test_ordinary_user import open_place, run
 from tests.feeds import needs_strace
-from tests.kernel.test_strace import NO_PTRACE, TRACER, program
+from tests.kernel.test_strace import NO_PTRACE, TRACER, write_program
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import ARTIFACTS, SEQUENCE, artifact, deciding, health
 
@@ -31,7 +31,7 @@ def test_an_ordinary_user(open_place: Place, run: Stream) -> None:
     runs = open_place.root / "runs"
     runs.mkdir()
     runs.chmod(0o1777)
-    sequence = program(SEQUENCE.read_text(), open_place.root)
+    sequence = write_program(SEQUENCE.read_text(), open_place.root)
     decided = deciding(open_place, sequence, runs / "policy.ndjson")
     words = ["--runs", runs, "--run-id", "sequence", *decided]
     kept = []
@@ -105,7 +105,7 @@ def test_strace_killed_in_the_middle(place: Place) -> None:
 
 def test_ptrace_forbidden(place: Place) -> None:
     """The run is what it would have been; unless there must be evidence."""
-    forbid = str(program(NO_PTRACE, place.root))
+    forbid = str(write_program(NO_PTRACE, place.root))
     script = "echo said; echo new >new; exit 3"
     run = observe(place, *STRACE, "--", "sh", "-c", script, argv0=(forbid, STREAM))
     assert run.done.code == 3

@@ -1,4 +1,4 @@
-// crowd WORKERS EACH: so many workers have so many children each, a few of them at a time.
+// forks WORKERS EACH: so many workers have so many children each, a few of them at a time.
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
