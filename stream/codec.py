@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 import msgspec
 from msgspec import UNSET, Struct
 
-from stream.errors import InputError, os_reason, visible
+from stream.errors import InputError, os_reason, printable
 from stream.records.control import WORDS, Fault, Reject
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def explain(error: Exception) -> Fault:
 
 def _short(text: str) -> str:
     """Bad lines put their own words into reasons."""
-    text = visible(text[: MAX_REASON + 1])
+    text = printable(text[: MAX_REASON + 1])
     return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
 
 

@@ -124,7 +124,7 @@ def shortage(error: BaseException) -> str | None:
         return _SCARCE[errno.ENOMEM]
     if isinstance(error, OSError) and error.errno in _SCARCE:
         place = f"{error.filename}: " if isinstance(error.filename, str) else ""
-        return visible(place + _SCARCE[error.errno])
+        return printable(place + _SCARCE[error.errno])
     if isinstance(error, ImportError | RuntimeError | OSError):
         text = str(error).lower()
         return next((why for words, why in _SCARCE_WORDS.items() if words in text), None)
@@ -136,23 +136,23 @@ def number(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def visible(text: str) -> str:
+def printable(text: str) -> str:
     """Escape every character that a terminal would interpret."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def readable(text: str) -> str:
+def encodable(text: str) -> str:
     """Make text from the system encodable: names need not be UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return shown(text.encode(errors="surrogateescape"))
+        return decode_escaped(text.encode(errors="surrogateescape"))
     return text
 
 
-def shown(word: bytes) -> str:
+def decode_escaped(word: bytes) -> str:
     """Decode bytes; if they are not UTF-8, show these as \\xNN and double each backslash."""
     try:
         return word.decode()

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from stream.archive.tar import BrokenArchive, NoArchive
-from stream.errors import visible
+from stream.errors import printable
 from stream.files.append import write_all
 
 LEVEL = 6
@@ -200,7 +200,7 @@ def _examine_header(head: bytes, rest: bytes) -> _OtherHeader:
                 return _OtherHeader([])
             text = rest[header.start : end]
             header.is_seal_changed |= _was_seal(rest[header.start :])
-            shown = visible(text[:100].decode("utf-8", "backslashreplace"))
+            shown = printable(text[:100].decode("utf-8", "backslashreplace"))
             header.found.append(f"{what} ({shown!r})")
             header.start = end + 1
     if flags & _CHECKSUM:

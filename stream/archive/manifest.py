@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from stream.archive.chain import LAYERS as LAYER_FILES
 from stream.codec import DECODE_ERRORS, LARGEST, explain
-from stream.errors import InputError, os_reason, readable
+from stream.errors import InputError, encodable, os_reason
 from stream.files.inside import describe_kind, open_beneath
 from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
@@ -167,7 +167,7 @@ def _files_below(root: Path, name: str, is_strict: bool, foreign: Collection[str
         items = sorted(found, key=lambda item: os.fsencode(item.name))
     for item in items:
         inner = f"{name}/{item.name}"
-        if item.name.startswith(".") or readable(inner) in foreign:
+        if item.name.startswith(".") or encodable(inner) in foreign:
             continue
         if item.is_dir(follow_symlinks=False):
             yield from _files_below(root, inner, is_strict, foreign)

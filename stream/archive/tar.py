@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from stream.errors import visible
+from stream.errors import printable
 from stream.evidence.consistency import unsafe_name_fault
 from stream.records.artifacts import ARCHIVE_MANIFEST
 from stream.records.control import Fault
@@ -234,7 +234,7 @@ def _prefix(block: bytes) -> bytes:
 
 
 def _shown(field: bytes) -> str:
-    return repr(visible(field.rstrip(b"\0").decode("utf-8", "backslashreplace")))
+    return repr(printable(field.rstrip(b"\0").decode("utf-8", "backslashreplace")))
 
 
 EXTENSIONS = (b"x", b"g")  #: a header that says more about the entry, or all entries, after it

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stream.boundary.scripts import MatrixPlan, Stop
     from stream.matrix.plan import MatrixRequest, StartedPlan
     from stream.matrix.run import MatrixResult
-    from stream.transformers.emit import Failure
+    from stream.transformers.emit import ProbeFailure
 
 
 class ProbeChoice(Protocol):
@@ -238,7 +238,7 @@ def affordable_jobs() -> int:
 
 def _list_probes(request: MatrixRequest) -> int:
     """Print the probes that `stream matrix` would run, with their capabilities."""
-    from stream.errors import visible
+    from stream.errors import printable
     from stream.matrix.plan import make_plan
 
     plan = make_plan(request)
@@ -246,7 +246,7 @@ def _list_probes(request: MatrixRequest) -> int:
     width = max(len(script.id) for script in found)
     for script in found:
         capability = script.capability or "(none declared)"
-        echo(visible(f"{script.id:{width}}  {capability}"))
+        echo(printable(f"{script.id:{width}}  {capability}"))
     report_skipped(plan)
     return 0
 
@@ -269,7 +269,7 @@ def report_skipped(plan: MatrixPlan) -> None:
         )
 
 
-def _report_failures(failures: Sequence[Failure]) -> None:
+def _report_failures(failures: Sequence[ProbeFailure]) -> None:
     for failure in failures[:20]:
         note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
 

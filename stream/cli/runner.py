@@ -36,10 +36,10 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def note(text: str) -> None:
     """Write text for people to stderr, with control characters escaped. A failure to write
     is ignored: it changes neither records nor the exit code."""
-    from stream.errors import visible
+    from stream.errors import printable
 
     with suppress(OSError):
-        typer.echo("\n".join(map(visible, text.split("\n"))), err=True)
+        typer.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 
 def report_unchecked(command: str, unknown: int, counts: Counts, *, as_filter: bool) -> bool:

@@ -304,9 +304,9 @@ def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool
     if as_record:
         echo(msgspec.json.encode(found))
     else:
-        from stream.errors import visible
+        from stream.errors import printable
 
-        echo("\n".join(map(visible, _matrix_diff_lines(found))))
+        echo("\n".join(map(printable, _matrix_diff_lines(found))))
     reasons = {word: why for word in dict.fromkeys(words) if (why := cell_reason(word, found))}
     for word, why in reasons.items():
         note(f"stream: --fail-on {word}: {why}")
@@ -345,9 +345,9 @@ def _compare_runs(paths: list[str], ignore: list[str], words: list[str], *, as_r
     if as_record:
         echo(msgspec.json.encode(found))
     else:
-        from stream.errors import visible
+        from stream.errors import printable
 
-        echo("\n".join(map(visible, _run_diff_lines(found, paths))))
+        echo("\n".join(map(printable, _run_diff_lines(found, paths))))
     failures = [*_fail_on_reasons(words, found, [side.problems for side in sides])]
     for failure in failures:
         note(f"stream: {failure}")
@@ -393,7 +393,7 @@ def _run_diff_lines(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
 def _compare_layers(base: str, head: str) -> int:
     """Compare the canonical layers of two runs, print each and return the exit code."""
     from stream.compare.diff import CanonicalLayers, compare_layers
-    from stream.errors import visible
+    from stream.errors import printable
 
     sides = CanonicalLayers(base), CanonicalLayers(head)
     damages = [(name, side.damage) for name, side in zip("AB", sides, strict=True) if side.damage]
@@ -405,7 +405,7 @@ def _compare_layers(base: str, head: str) -> int:
     for name, side in zip("AB", sides, strict=True):
         for doubt in side.doubts:
             holds = False
-            echo(f"{name}: its capture is incomplete: {visible(doubt)}")
+            echo(f"{name}: its capture is incomplete: {printable(doubt)}")
     for found in compare_layers(*sides):
         holds = holds and found.difference is None
         for line in _layer_diff_lines(found):
@@ -425,11 +425,11 @@ def _layer_diff_lines(found: LayerComparison) -> Iterator[str]:
 
 def _shown_layer_line(line: bytes | None) -> str:
     """Return a line of a layer as printable text, cut to what a terminal shows."""
-    from stream.errors import visible
+    from stream.errors import printable
 
     if line is None:
         return "(no such line)"
-    text = visible(line.decode(errors="backslashreplace"))
+    text = printable(line.decode(errors="backslashreplace"))
     return text if len(text) <= _SHOWN_LINE else text[:_SHOWN_LINE] + "…"
 
 

@@ -46,7 +46,7 @@ from stream.compare.sides import (
     read_artifacts,
     read_lines,
 )
-from stream.errors import InputError, number, reporting, visible
+from stream.errors import InputError, number, printable, reporting
 from stream.evidence.health import degraded_fields
 from stream.records.artifacts import (
     DETAIL_FILE,
@@ -205,7 +205,7 @@ class _Excluded:
     def notes(self) -> Iterator[str]:
         """Yield notes of a diff that count the values which it excludes."""
         for pattern, found in self._ignored.items():
-            yield f"capability_diff_ignored: {len(found)} values match {visible(pattern)}"
+            yield f"capability_diff_ignored: {len(found)} values match {printable(pattern)}"
         counts = [f"{name}={len(found)}" for name, found in self._flapping.items() if found]
         if counts:
             text = f"in some of {self._runs} runs of a kind, not in all: {' '.join(counts)}"
@@ -275,7 +275,7 @@ def _with_replaced_programs(changes: Changes, replaced: Mapping[str, object]) ->
 def _replaced_notes(replaced: Mapping[str, tuple[list[str], list[str]]]) -> Iterator[str]:
     for name, (before, after) in replaced.items():
         text = f"{name}: {', '.join(before)} in base, {', '.join(after)} in head"
-        yield f"capability_diff_program_replaced: {visible(text)}"
+        yield f"capability_diff_program_replaced: {printable(text)}"
 
 
 def _bindings(evidence: Evidence) -> list[Any]:
@@ -377,16 +377,16 @@ def _all_of(changes: Changes) -> Iterator[str]:
 def _reason_notes(sides: Mapping[Side, Evidence], baseline: Sequence[Evidence]) -> Iterator[str]:
     """Yield a note for every reason why the comparison is not clean."""
     for problem in (problem for evidence in baseline for problem in evidence.problems):
-        yield f"capability_diff_baseline_unusable: {visible(problem)}"
+        yield f"capability_diff_baseline_unusable: {printable(problem)}"
     for side, evidence in sides.items():
         for problem in evidence.problems:
-            yield f"capability_diff_{side}_unusable: {visible(problem)}"
+            yield f"capability_diff_{side}_unusable: {printable(problem)}"
         if evidence.problems:
             continue
         if degraded := _degraded(evidence):
             yield f"capability_diff_{side}_health: {' '.join(degraded)}"
         if evidence.correlation is not None and not _is_correlated(evidence):
-            doubt = f" {visible(evidence.doubt)}" if evidence.doubt else ""
+            doubt = f" {printable(evidence.doubt)}" if evidence.doubt else ""
             yield f"capability_diff_{side}_correlation: status={evidence.correlation.status}{doubt}"
         if not _has_stable_ids(evidence):
             yield f"capability_diff_{side}_tool_call_ids: they are not unique"
@@ -414,7 +414,7 @@ def _remark_notes(
         yield "capability_diff_no_common_call: no tool call id is in both, calls are not compared"
     platforms = [side.health.platform for side in (base, head) if side.health is not None]
     if len({*platforms}) > 1:
-        text = visible(f"base is {platforms[0]}, head is {platforms[-1]}")
+        text = printable(f"base is {platforms[0]}, head is {platforms[-1]}")
         yield f"capability_diff_platforms_differ: {text}"
     for side, evidence in sides.items():
         if evidence.companion is not None and any(evidence.companion.unbound.values()):

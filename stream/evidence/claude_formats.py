@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
-from stream.errors import visible
+from stream.errors import printable
 from stream.evidence.markers import HOOKS, LOG, OTEL, POLICY, STDOUT, ChannelBlock
 from stream.records.artifacts import SdkEventType
 
@@ -211,7 +211,7 @@ def _may_be_record(channel: str, line: bytes) -> bool:
 
 def _count_type(types: Counter[str], kind: str) -> None:
     """Count a type; an agent that makes up types without end must not fill the memory."""
-    kind = visible(kind[:_TYPE])
+    kind = printable(kind[:_TYPE])
     types[kind if kind in types or len(types) < _MOST_TYPES else "…"] += 1
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 
 from msgspec import UNSET
 
-from stream.errors import visible
+from stream.errors import printable
 from stream.evidence.health import health_claim_faults, older_contract_faults
 from stream.evidence.markers import TOOL_EVENTS
 from stream.records.artifacts import (
@@ -254,7 +254,7 @@ def unsafe_name_fault(name: str) -> tuple[str, str] | None:
         return "absolute", "the name begins with a drive, as some systems have them"
     if ".." in parts:
         return "traversal", "the name leads out of the folder by `..`"
-    if "" in parts or "." in parts or visible(name) != name or "\\" in name:
+    if "" in parts or "." in parts or printable(name) != name or "\\" in name:
         return "name", "the name is no plain name of a file"
     return None
 
@@ -320,7 +320,7 @@ def marker_faults(marker: Marker) -> Iterator[Fault]:
 
 
 def _quoted(text: str) -> str:
-    return repr(visible(text[:100]))
+    return repr(printable(text[:100]))
 
 
 _FAULTS: dict[type, tuple[Callable[[Any], Iterator[Fault]], ...]] = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from msgspec import UNSET, Struct
 
-from stream.errors import visible
+from stream.errors import printable
 from stream.records.artifacts import ClaimScope, Coverage, ObservationHealth
 from stream.records.control import Fault
 from stream.records.kernel import RawCapture
@@ -75,7 +75,7 @@ def notes_of_health(health: ObservationHealth) -> tuple[dict[str, str], list[Fau
     for index, note in enumerate(health.notes):
         parts = _NOTE.match(note)
         if parts is None:
-            reason = f"{visible(note)[:80]!r} does not begin with a code"
+            reason = f"{printable(note)[:80]!r} does not begin with a code"
             faults.append(Fault(reason, f"$.notes[{index}]"))
         elif parts[1] in notes:
             faults.append(Fault(f"{parts[1]} stands twice", f"$.notes[{index}]"))
@@ -295,7 +295,7 @@ def loss_notes_of(capture: RawCapture) -> Iterator[str]:
     if capture.unparsed:
         yield f"stream_kernel_unparsed: unparsed={capture.unparsed}"
     if capture.unknown_loss:
-        yield f"stream_kernel_unknown_loss: {visible(capture.unknown_loss)}"
+        yield f"stream_kernel_unknown_loss: {printable(capture.unknown_loss)}"
     if capture.feed == "ebpf" and capture.got + capture.dropped != capture.seen:
         books = f"got={capture.got} dropped={capture.dropped} seen={capture.seen}"
         yield f"stream_kernel_books: {books}"
@@ -304,18 +304,18 @@ def loss_notes_of(capture: RawCapture) -> Iterator[str]:
 def _notes_of_unobserved(capture: RawCapture, unnamed: int) -> Iterator[str]:
     """Yield the notes of what else was not observed."""
     if capture.feed == "absent":
-        yield f"{ABSENT_NOTE}: {visible(capture.reason) or 'for a reason that was not given'}"
+        yield f"{ABSENT_NOTE}: {printable(capture.reason) or 'for a reason that was not given'}"
     else:
         if unnamed:
             yield f"{UNNAMED_NOTE}: events={unnamed}"
         if capture.unwatched:
-            yield f"{UNWATCHED_NOTE}: {', '.join(map(visible, capture.unwatched))}"
+            yield f"{UNWATCHED_NOTE}: {', '.join(map(printable, capture.unwatched))}"
         if capture.uring == "hole":
             yield f"{URING_NOTE}: what went by way of io_uring was not seen"
         elif capture.uring == "unknown":
             yield "stream_uring_unknown: whether io_uring was used was not seen"
         if capture.cgroup != "clean":
-            reasons = "; ".join(map(visible, capture.cgroup_reasons)) or "no reason was given"
+            reasons = "; ".join(map(printable, capture.cgroup_reasons)) or "no reason was given"
             yield f"stream_cgroup_{capture.cgroup}: {reasons}"
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-from stream.errors import visible
+from stream.errors import printable
 from stream.records.artifacts import Marker, PolicyEvent, SdkEvent
 
 TOOL_EVENTS = ("tool_call_started", "tool_call_completed")
@@ -317,7 +317,7 @@ def uncertainty_code(name: str, *ids: str) -> str:
 
 
 def _escaped_id(text: str) -> str:
-    return visible(text.replace("\\", "\\\\").replace(",", "\\x2c"))
+    return printable(text.replace("\\", "\\\\").replace(",", "\\x2c"))
 
 
 def _call_by_id(calls: dict[str, Call], name: str, tool: str | None) -> Call:

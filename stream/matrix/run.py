@@ -20,7 +20,7 @@ from stream.process.machine import system_name
 from stream.process.tree import Reaper
 from stream.records.boundary import FILE_MOST, Word
 from stream.sources.probes import ProbeSource
-from stream.transformers.emit import Emit, EncodeRaw, Failure
+from stream.transformers.emit import Emit, EncodeRaw, ProbeFailure
 
 
 class MatrixResult(Struct):
@@ -30,7 +30,7 @@ class MatrixResult(Struct):
     recorded: int  #: fewer than cells only if it was stopped
     results: dict[str, int]
     failed: int
-    failures: list[Failure]  #: the first of them
+    failures: list[ProbeFailure]  #: the first of them
     strays: list[str] = field(default_factory=list)
     without_tmpdir: bool = False  #: no folder was writable
 

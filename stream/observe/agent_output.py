@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, MAX_LINE, LineSplitter, OverlongLine
-from stream.errors import os_reason, visible
+from stream.errors import os_reason, printable
 from stream.evidence.claude_formats import (
     KINDS,
     StreamRecord,
@@ -211,7 +211,7 @@ def _kept_answer(text: Any) -> AgentAnswer | None:
 
 
 def _name(value: Any) -> str:
-    return visible(value[:NAME]) if isinstance(value, str) else ""
+    return printable(value[:NAME]) if isinstance(value, str) else ""
 
 
 # --- the file in pieces -------------------------------------------------------------------------

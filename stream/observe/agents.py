@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stream.errors import InputError, UsageError, readable
+from stream.errors import InputError, UsageError, encodable
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import AgentKnownBy, Profile, VersionKnownBy
 
@@ -79,9 +79,9 @@ def identify_agent(words: Sequence[str], declared: str | None = None) -> Agent:
         raise UsageError(f"--agent {declared!r}: expected NAME or NAME@VERSION")
     if not version and "@" in declared[1:]:
         raise UsageError(f"--agent {declared!r}: there is no version behind the @")
-    agent = replace(_BY_NAME.get(name) or Agent(readable(name)), known_by="declared")
+    agent = replace(_BY_NAME.get(name) or Agent(encodable(name)), known_by="declared")
     if version:
-        return replace(agent, version=readable(version))
+        return replace(agent, version=encodable(version))
     # Where the words start the same agent, its program can be looked at.
     return replace(agent, program=found.program) if agent.id == found.id else agent
 
@@ -105,7 +105,7 @@ def _started_agent(words: Sequence[str]) -> Agent:
     if len(agents) == 1:
         return next(iter(agents.values()))
     name = Path(words[0]).name
-    return _known_agent(Launch(words[:1])) or Agent(readable(name) or UNKNOWN)
+    return _known_agent(Launch(words[:1])) or Agent(encodable(name) or UNKNOWN)
 
 
 def _known_agent(launch: Launch) -> Agent | None:

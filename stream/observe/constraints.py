@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from stream.errors import OutputError, number, visible
+from stream.errors import OutputError, number, printable
 from stream.files.append import NOT_OURS, RecordedFile
 from stream.observe.agent_output import AgentAnswer, Declared, read_declared
 from stream.observe.settings import RunSettings
@@ -397,7 +397,7 @@ def excerpt(text: str) -> str:
 
 def cut(text: str, longest: int) -> str:
     """Return a visible text, cut where it is too long."""
-    shown = visible(text[: longest + 1])
+    shown = printable(text[: longest + 1])
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from msgspec import Struct, field
 
-from stream.errors import InputError, UsageError, os_reason, readable
+from stream.errors import InputError, UsageError, encodable, os_reason
 from stream.records.decision import CONSTRAINTS, CaptureMode, Constraint, ConstraintType
 from stream.records.run import WorkspaceMode
 
@@ -60,7 +60,7 @@ def read_scenario(
     if place is not None:
         file = place / SCENARIO_FILE if place.is_dir() else place
         scenario = _parse_scenario(_read_text_file(file), file)
-        scenario.id = readable(place.resolve().name if place.is_dir() else file.stem)
+        scenario.id = encodable(place.resolve().name if place.is_dir() else file.stem)
         if parameters is None and (found := file.with_name(PARAMETERS_FILE)).is_file():
             parameters = found
     if parameters is not None:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from stream import __version__
-from stream.errors import OutputError, UsageError, os_reason, readable, reporting
+from stream.errors import OutputError, UsageError, encodable, os_reason, reporting
 from stream.files.append import RecordedFile, create
 from stream.observe.agents import Agent, Version, find_version, launches
 from stream.observe.scenario import NUMBERS, UNKNOWN, Scenario
@@ -231,7 +231,7 @@ class RunSettings(Struct, kw_only=True):
                 continue
             names = [f"{place}/{name}" if place else name for name in inside]
             found += [name for name in names if name not in files and name not in folders]
-        return [readable(name) for name in found]
+        return [encodable(name) for name in found]
 
     @property
     def is_verbose(self) -> bool:

@@ -51,7 +51,7 @@ class ToolCallRecorder:
     def prepare(self, guard: Guard, order: Start, log: CommandLog | None) -> dict[str, int]:
         """Open the channels and name them in the order's environment. Return the descriptors of all
         that a kernel feed is to watch, by channel."""
-        added = self._channels.open() | self.collector.environment(self._channels.log)
+        added = self._channels.open() | self.collector.event_log_environment(self._channels.log)
         self.env_names = list(added)
         order.env = {**order.env, **added}
         watched = {STDOUT: guard.stdout, **self._channels.files()}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from stream.errors import SpawnError, os_reason, readable
+from stream.errors import SpawnError, encodable, os_reason
 from stream.files.append import write_all
 from stream.process.cgroup import Cgroup, enter_cgroup, take_out_of_frozen
 from stream.process.messages import (
@@ -157,7 +157,7 @@ class _Supervisor:
                 files=files,
             )
         except SpawnError as error:
-            self._report(Failed(readable(str(error)), error.number))
+            self._report(Failed(encodable(str(error)), error.number))
             return False
         finally:
             for fd in (files.stdin, files.stdout, files.stderr):

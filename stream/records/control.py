@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from stream.errors import visible
+from stream.errors import printable
 
 DIGEST = r"^[0-9a-f]{64}\Z"
 NAMED_DIGEST = r"^sha256:[0-9a-f]{64}\Z"
@@ -136,7 +136,7 @@ def place(source: str, line: float | UnsetType, path: str | UnsetType) -> str:
 
 def sentence(record: Control) -> str:
     """Write the one line that a person reads. What it quotes of the input is made harmless."""
-    return visible(_control_sentence(record))
+    return printable(_control_sentence(record))
 
 
 def _control_sentence(record: Control) -> str:

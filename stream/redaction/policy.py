@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from stream.errors import readable, shown
+from stream.errors import decode_escaped, encodable
 from stream.files.append import AppendFile, RecordedFile, Sha256
 from stream.records.decision import CaptureMode
 
@@ -44,7 +44,7 @@ class CapturePolicy(Struct, frozen=True):
     def value(self, value: Any) -> Any:
         """Return a JSON value with its text redacted, as a record can carry it. Keys are ours."""
         if isinstance(value, str):
-            return readable(value if self.redactor is None else self.redactor.text(value))
+            return encodable(value if self.redactor is None else self.redactor.text(value))
         if isinstance(value, list):
             return [self.value(item) for item in value]
         if isinstance(value, dict):
@@ -67,7 +67,7 @@ class CapturePolicy(Struct, frozen=True):
         """Return how the contents of a file are redacted; None where they are shown."""
         return None if self.redactor is None else self.redactor.bytes
 
-    def words(self, words: Sequence[bytes], show: Show = shown) -> list[str]:
+    def words(self, words: Sequence[bytes], show: Show = decode_escaped) -> list[str]:
         """Return a command line. A word may make the next one a secret: `--password X`."""
         if self.mode == "hashed":
             return [digest(b"\0".join(words))]
@@ -76,7 +76,7 @@ class CapturePolicy(Struct, frozen=True):
         whole = self.redactor.bytes(b"\0".join(words)).split(b"\0")
         return [self.name(word, show) for word in whole]
 
-    def name(self, name: bytes, show: Show = shown) -> str:
+    def name(self, name: bytes, show: Show = decode_escaped) -> str:
         """Return a file name, redacted before it is escaped: an escape may hide a secret."""
         return show(name if self.redactor is None else self.redactor.bytes(name))
 

@@ -19,7 +19,7 @@ import msgspec
 from anyio import CancelScope, wait_readable
 from msgspec import UNSET, Struct, UnsetType, field
 
-from stream.errors import os_reason, readable
+from stream.errors import encodable, os_reason
 from stream.evidence.command_lines import command_category_of
 from stream.files.append import AppendFile, RecordedFile
 from stream.process.machine import Clock
@@ -271,8 +271,8 @@ class CommandLog:
             monotonic_ns=now,
             pid=called.pid,
             parent=called.parent,
-            name=readable(called.name),
-            program=readable(self._wrappers.programs.get(called.name, "unknown")),
+            name=encodable(called.name),
+            program=encodable(self._wrappers.programs.get(called.name, "unknown")),
             cwd=self._policy.name(called.cwd),
             argv=self._policy.words(words),
             argv_base64=self._exact_argv(words),

@@ -15,13 +15,13 @@ from stream.boundary.builder import BoundaryBuilder
 from stream.boundary.flags import clip
 from stream.boundary.output import ProbeOutput, Refused
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject, repeated_key
-from stream.errors import visible
+from stream.errors import printable
 from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import RAW_EMISSION, RawEmission, decode_raw, encode_raw
 from stream.records.control import BOUNDARY, EMISSIONS, LINES, Control, Fault, kind_of_item
 
 
-class Failure(Struct, frozen=True):
+class ProbeFailure(Struct, frozen=True):
     """A cell whose record the harness had to write."""
 
     probe: str
@@ -42,7 +42,7 @@ class Emit:
     def __init__(self, recorder: BoundaryBuilder) -> None:
         self.counts = Counts()
         self.failed = 0
-        self.failures: list[Failure] = []  #: the first of them
+        self.failures: list[ProbeFailure] = []  #: the first of them
         self.results: Counter[str] = Counter()
         self._recorder = recorder
 
@@ -103,10 +103,10 @@ class Emit:
             line, result = output.record(self._recorder)
         except Refused as refused:
             # It may quote the probe: nothing of it is obeyed by a terminal.
-            sentence = visible(clip(refused.sentence, 1000))
+            sentence = printable(clip(refused.sentence, 1000))
             self.failed += 1
             if self.failed <= MOST_FAILURES:
-                failure = Failure(visible(cell.probe), cell.mode, refused.reason, sentence)
+                failure = ProbeFailure(printable(cell.probe), cell.mode, refused.reason, sentence)
                 self.failures.append(failure)
             result = "error"
             line = self._recorder.from_harness(

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from stream.codec import DECODE_ERRORS, MAX_LINE, repeated_key
-from stream.errors import visible
+from stream.errors import printable
 from stream.records.control import Fault
 from stream.records.decision import (
     CLAUDE_CODE,
@@ -33,7 +33,7 @@ from stream.records.decision import (
     is_event,
 )
 from stream.records.run import Profile
-from stream.transformers.event_shape import quote, read_event_shape, shape_rules
+from stream.transformers.event_shape import quoted, read_event_shape, shape_rules
 from stream.transformers.reasoning import BASES, SUBJECTS, find_reasoning
 
 #: characters of an evidence: an excerpt is short, what is longer is referenced by its hash
@@ -305,7 +305,7 @@ def read_event(line: bytes, profile: Profile) -> tuple[DecisionEvent, list[Fault
     return event, faults + _check_event(event, profile, value)
 
 
-def event_in(line: bytes) -> dict[str, Any] | None:
+def event_object_in(line: bytes) -> dict[str, Any] | None:
     """Give the JSON object of an event, whatever is wrong with it; None for anything else."""
     try:
         value = _decode_object(line)
@@ -335,25 +335,25 @@ def _check_event(event: DecisionEvent, profile: Profile, value: Any = None) -> l
     _check_action_summary(kind, summary, agent or "", faults)
     at, reason = parse_event_time(event.timestamp)
     if at is None and event.timestamp:
-        faults.append(Fault(f"{quote(event.timestamp)} is no time", "$.timestamp", "timestamp"))
+        faults.append(Fault(f"{quoted(event.timestamp)} is no time", "$.timestamp", "timestamp"))
     elif reason:
-        message = f"{quote(event.timestamp)} {reason}"
+        message = f"{quoted(event.timestamp)} {reason}"
         faults.append(Fault(message, "$.timestamp", "timestamp.rfc3339"))
     if event.request.constraints:
         _check_constraints(event, faults)
     _check_evaluation(event, faults)
     if summary and (kind or event_name(kind, summary)) in STATING:
         _check_stated_status(event, summary, faults)
-    path = _find_prompt_in(event) if value is None else find_prompt(value)
+    path = _find_prompt_in(event) if value is None else find_prompt_field(value)
     if path and path not in _BUNDLES:
         message = "claims to see what nobody can see from outside"
         faults.append(Fault(message, path, "prompt.visible"))
     if profile == "poc" and agent and agent != CLAUDE_CODE:
-        message = f'expected "{CLAUDE_CODE}", got {quote(agent)}: --profile agents takes others'
+        message = f'expected "{CLAUDE_CODE}", got {quoted(agent)}: --profile agents takes others'
         faults.append(Fault(message, "$.session.agent_id", "session.agent_id"))
     completion = event.model_output.completion_id
     if isinstance(completion, str):
-        message = f"expected null, got {quote(completion)}: it is not visible from outside"
+        message = f"expected null, got {quoted(completion)}: it is not visible from outside"
         path = "$.model_output.completion_id"
         faults.append(Fault(message, path, "model_output.completion_id.null"))
     return faults
@@ -397,7 +397,7 @@ def lost_bytes_of(value: Any) -> int:
     return int(value) if is_whole and value > 0 else 0
 
 
-def find_prompt(value: Any, path: str = "$") -> str | None:
+def find_prompt_field(value: Any, path: str = "$") -> str | None:
     """Find the path of a field that claims to see the prompt.
 
     A number, and what says that nothing is known, claim nothing; what the user asked for was
@@ -411,11 +411,11 @@ def find_prompt(value: Any, path: str = "$") -> str | None:
                 return f"{path}.{key}"
             if type(member) not in _HOLDERS or (path == "$" and key == "request"):
                 continue
-            if found := find_prompt(member, f"{path}.{key}"):
+            if found := find_prompt_field(member, f"{path}.{key}"):
                 return found
     elif isinstance(value, list) and not _HOLDERS.isdisjoint(map(type, value)):
         for index, member in enumerate(value):
-            if found := find_prompt(member, f"{path}[{index}]"):
+            if found := find_prompt_field(member, f"{path}[{index}]"):
                 return found
     return None
 
@@ -428,10 +428,10 @@ def _holds_anything(value: Any) -> bool:
 def _find_prompt_in(event: DecisionEvent) -> str | None:
     """Look where an event with the fields of the contract alone may have others in it."""
     structured = event.model_output.output_structured
-    if structured and (found := find_prompt(structured, "$.model_output.output_structured")):
+    if structured and (found := find_prompt_field(structured, "$.model_output.output_structured")):
         return found
     for index, artifact in enumerate(event.agent_action.artifacts):
-        if artifact.metadata and (found := find_prompt(artifact.metadata, "")):
+        if artifact.metadata and (found := find_prompt_field(artifact.metadata, "")):
             return f"$.agent_action.artifacts[{index}].metadata{found}"
     return None
 
@@ -446,7 +446,7 @@ def _check_action_summary(
     if not (kind and summary.startswith(f"[{kind}]")):
         _check_event_name(kind, summary, faults)
     if found := find_reasoning(summary, agent):
-        message = f"{quote(found)} tells what nobody can see from outside"
+        message = f"{quoted(found)} tells what nobody can see from outside"
         faults.append(Fault(message, "$.agent_action.action_summary", "action_summary.reasoning"))
 
 
@@ -459,7 +459,7 @@ def _check_event_name(kind: str | UnsetType | None, summary: str, faults: list[F
             message = "no event_type, and action_summary does not begin with the [name] of an event"
             faults.append(Fault(message, at, "event.name"))
     elif kind and prefix is not None and prefix != kind:
-        message = f"begins with [{visible(prefix)[:60]}], but event_type is {quote(kind)}"
+        message = f"begins with [{printable(prefix)[:60]}], but event_type is {quoted(kind)}"
         faults.append(Fault(message, at, "event.names_agree"))
 
 
@@ -476,7 +476,7 @@ def _check_constraints(event: DecisionEvent, faults: list[Fault]) -> None:
     for index, constraint in enumerate(event.request.constraints):
         known = CONSTRAINTS.get(constraint.id)
         if known and constraint.type not in (known.type, None):
-            message = f"expected {known.type!r} for {known.id}, got {quote(constraint.type)}"
+            message = f"expected {known.type!r} for {known.id}, got {quoted(constraint.type)}"
             path = f"$.request.constraints[{index}].type"
             faults.append(Fault(message, path, "constraint.canonical"))
 
@@ -532,7 +532,7 @@ def _evidence_faults(evidence: str | None, *, is_judged: bool) -> list[Fault]:
         found.append(Fault(message, rule="evidence.bounded"))
     if is_judged and not _find_source(evidence):
         if evidence.strip():
-            message = f"{quote(evidence)} does not name its source: stdout, stderr, diff, …"
+            message = f"{quoted(evidence)} does not name its source: stdout, stderr, diff, …"
             found.append(Fault(message, rule="evidence.source"))
         else:
             message = "is empty, but something was judged by it"
@@ -545,7 +545,7 @@ def _check_stated_status(event: DecisionEvent, summary: str, faults: list[Fault]
     for name, stated in _find_stated(summary):
         status = getattr(event.evaluation, name).status
         if status and stated != status:
-            message = f"states {name} {stated}, but its status is {quote(status)}"
+            message = f"states {name} {stated}, but its status is {quoted(status)}"
             faults.append(Fault(message, "$.agent_action.action_summary", "evaluation.told"))
 
 

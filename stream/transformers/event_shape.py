@@ -27,7 +27,7 @@ from msgspec.inspect import (
     type_info,
 )
 
-from stream.errors import visible
+from stream.errors import printable
 from stream.records.control import Fault
 from stream.records.decision import (
     TIME,
@@ -68,17 +68,17 @@ def shape_rules() -> Iterator[tuple[str, str]]:
     return _field_rules_below(_event_type(), "")
 
 
-def quote(value: Any) -> str:
+def quoted(value: Any) -> str:
     """Write a value as a message quotes it."""
-    text = visible(msgspec.json.encode(value).decode())
+    text = printable(msgspec.json.encode(value).decode())
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _field_rules_below(kind: Type, rule: str) -> Iterator[tuple[str, str]]:
     """Yield the rule of each field below a type of a DecisionEvent, and what it expects."""
-    only, _ = _parted(kind)
+    only, _ = _parted_from_null(kind)
     if isinstance(only, ListType):
-        only, _ = _parted(only.item_type)
+        only, _ = _parted_from_null(only.item_type)
     if isinstance(only, StructType) and only.cls not in _OF_ONE_RULE:
         for field in only.fields:
             own = _rule_of_field(only, rule, field.name)
@@ -100,14 +100,14 @@ def _event_type() -> Type:
 
 def _read_event_value(kind: Type, value: Any, rule: str, path: str, faults: list[Fault]) -> Any:
     """Give what of a value is of its type, and find what is not."""
-    only, is_nullable = _parted(kind)
+    only, is_nullable = _parted_from_null(kind)
     if value is None and is_nullable:
         return None
     if value is None:
         message = f"null does not say that something is unknown; expected {_expected_words(kind)}"
         faults.append(Fault(message, path, "unknown.null"))
     elif not _type_accepts(only, value):
-        faults.append(Fault(f"expected {_expected_words(kind)}, got {quote(value)}", path, rule))
+        faults.append(Fault(f"expected {_expected_words(kind)}, got {quoted(value)}", path, rule))
     elif value == "" and isinstance(only, StrType) and only.min_length:
         message = 'is empty; what is not known is "unknown"'
         faults.append(Fault(message, path, "unknown.empty"))
@@ -141,7 +141,7 @@ def _read_event_members(
     return kind.cls(**found)
 
 
-def _parted(kind: Type) -> tuple[Type, bool]:
+def _parted_from_null(kind: Type) -> tuple[Type, bool]:
     """Part a type from the null that may stand in its place."""
     options = kind.types if isinstance(kind, UnionType) else (kind,)
     return options[0], isinstance(options[-1], NoneType)
@@ -165,7 +165,7 @@ def _type_accepts(kind: Type, value: Any) -> bool:
 
 def _expected_words(kind: Type) -> str:
     """Say what is expected where a type stands."""
-    only, is_nullable = _parted(kind)
+    only, is_nullable = _parted_from_null(kind)
     match only:
         case NoneType():
             return "null"
@@ -184,7 +184,7 @@ def _expected_words(kind: Type) -> str:
 
 def _empty_event_value(kind: Type) -> Any:
     """Give what stands in an event where a value cannot be used: it is false, or holds nothing."""
-    only, is_nullable = _parted(kind)
+    only, is_nullable = _parted_from_null(kind)
     match only:
         case StructType(fields=fields):
             return only.cls(

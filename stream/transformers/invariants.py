@@ -30,7 +30,7 @@ from stream.codec import (
     is_blank,
     reject,
 )
-from stream.errors import visible
+from stream.errors import printable
 from stream.pipeline import Batch, Counts, by_kind
 from stream.records.control import (
     EVENTS,
@@ -296,7 +296,7 @@ class RunTracker:
         """Find what the runs lack that are open when no more events come."""
         for run in self._open.values():
             if run.skipped:
-                message = f"missing: {_names(run.skipped)}"
+                message = f"missing: {_event_names(run.skipped)}"
                 yield Fault(message, rule="run.missing"), run.skipped[min(run.skipped)]
             if run.next + run.nameless >= _FINISHED:
                 yield from ((fault, run.last) for fault in _find_missing_of_whole_run(run))
@@ -384,7 +384,7 @@ def _merge_constants(
         return now
     for path, old, new in zip(_CONSTANTS, before, now, strict=True):
         if old is not None and new is not None and old != new:
-            message = visible(f"is {new[:60]!r}, but {old[:60]!r} in the events before")
+            message = printable(f"is {new[:60]!r}, but {old[:60]!r} in the events before")
             faults.append(Fault(message, f"$.{path}", "run.constant"))
     return tuple(new if old is None else old for old, new in zip(before, now, strict=True))
 
@@ -446,11 +446,11 @@ def _find_missing_of_whole_run(run: TrackedRun) -> Iterator[Fault]:
 
 def _incomplete_run(reached: int, is_torn: bool) -> Fault:
     """Describe a run that was cut off."""
-    message = f"the run is incomplete: it ends before {_names(range(reached, _FINISHED))}"
+    message = f"the run is incomplete: it ends before {_event_names(range(reached, _FINISHED))}"
     if is_torn:
         message += "; its last line is torn, it has no newline"
     return Fault(message, rule="run.incomplete")
 
 
-def _names(slots: Iterable[int]) -> str:
+def _event_names(slots: Iterable[int]) -> str:
     return ", ".join(" or ".join(ORDER[slot]) for slot in slots)

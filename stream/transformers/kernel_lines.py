@@ -62,13 +62,13 @@ def open_form(run_id: str, event: RawEvent) -> OpenForm:
     return OpenForm(line.__copy__, is_read, is_done)  # type: ignore[attr-defined]
 
 
-def named(event: RawEvent) -> str | None:
+def named_path(event: RawEvent) -> str | None:
     """Return what an event's path names, by the text and by where that starts; None where that is
     not known."""
     return _path_named_by(event, event.path, event.base)
 
 
-def named_second(event: RawEvent) -> str | None:
+def second_named_path(event: RawEvent) -> str | None:
     """Return what the second path of an event names; None where that is not known."""
     return _path_named_by(event, event.to_path, event.to_base)
 
@@ -111,7 +111,7 @@ def join_kernel_path(base: str, path: str, *, is_root: bool = False) -> str:
     return "/" + "/".join(parts)
 
 
-def is_literal(event: RawEvent, value: str) -> bool:
+def is_literal_path(event: RawEvent, value: str) -> bool:
     """Tell whether `value` is nothing but what the program named, from where it stood."""
     path = event.path
     if path is None:
@@ -120,7 +120,7 @@ def is_literal(event: RawEvent, value: str) -> bool:
         return True
     if event.base is not None and beyond_view(path) is not None:
         return False
-    return "/../" not in f"/{path}/" and named(event) == value
+    return "/../" not in f"/{path}/" and named_path(event) == value
 
 
 def event_type_by_peer(event: RawEvent, event_type: int) -> int:
@@ -144,16 +144,18 @@ def kernel_value_of(event: RawEvent, event_type: int) -> str | None:
         return None if event.path is None else f"mqueue:/{event.path}"
     if event_type == kernel.REACH:
         return event.peer or event.resolved
-    if event_type == kernel.SOCKET_FILE or (event_type == kernel.EXEC and _is_by_number(event)):
-        return event.resolved or (named(event) if event_type == kernel.SOCKET_FILE else None)
+    if event_type == kernel.SOCKET_FILE or (
+        event_type == kernel.EXEC and _is_program_by_number(event)
+    ):
+        return event.resolved or (named_path(event) if event_type == kernel.SOCKET_FILE else None)
     if event_type in (kernel.FORK, kernel.EXIT):
         return None
     if event_type == kernel.SYMLINK:  # its `path` is a text, and leads nowhere yet
-        return named_second(event)
-    return named(event) or event.resolved
+        return second_named_path(event)
+    return named_path(event) or event.resolved
 
 
-def _is_by_number(event: RawEvent) -> bool:
+def _is_program_by_number(event: RawEvent) -> bool:
     """Return whether a program has no other name than that of a descriptor, which may lead to
     nothing that has one: nobody can tell what it was by then."""
     return event.base is None and event.path is not None and beyond_view(event.path) is not None
@@ -171,7 +173,7 @@ def has_kernel_detail(event: RawEvent, event_type: int, value: str | None) -> bo
     if event.marks or event.scope != "both" or value is None:
         return True
     if event_type == kernel.OPEN:
-        return not is_literal(event, value)
+        return not is_literal_path(event, value)
     return event_type != kernel.CONNECT or event.ret != 0
 
 
@@ -183,7 +185,7 @@ def kernel_detail_of(
     has_mode = event_type in (kernel.MKDIR, kernel.CHMOD, kernel.MKNOD, kernel.QUEUE)
     is_said = event.path == value
     if is_open and value is not None and event.resolved is None:
-        is_said = is_literal(event, value)
+        is_said = is_literal_path(event, value)
     return KernelDetail(
         run_id=run_id,
         seq=seq,
@@ -191,7 +193,7 @@ def kernel_detail_of(
         call=event.call,
         path=None if is_said else event.path,
         base=event.base if is_open and value is None else None,
-        to_path=named_second(event) or event.to_path,
+        to_path=second_named_path(event) or event.to_path,
         resolved=event.resolved if event_type == kernel.EXEC or event.resolved != value else None,
         return_value=None if is_open else event.ret,
         status=UNSET if is_open else call_status_of(event),

@@ -11,7 +11,7 @@ import msgspec
 
 from stream.boundary.descriptors import Descriptor
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
-from stream.errors import number, visible
+from stream.errors import number, printable
 from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import STATUSES, Boundary, decode_boundary, decode_shared
 from stream.records.control import GAP, LINES, Control, Gap, kind_of_item
@@ -147,10 +147,10 @@ class Listen:
         if outcome.message:
             tail = f"{tail}  {outcome.message}"
         if not head.isprintable():
-            head = visible(head)
+            head = printable(head)
         if not tail.isprintable():
-            tail = visible(tail)
-        text = f"{self._labels.get(result) or visible(result)} {head}\n         {tail}"
+            tail = printable(tail)
+        text = f"{self._labels.get(result) or printable(result)} {head}\n         {tail}"
         if result != "success":
             for snippet in (record.payload.stderr_snippet, record.payload.stdout_snippet):
                 if snippet:
@@ -159,18 +159,22 @@ class Listen:
 
     def _summary_table(self) -> list[str]:
         """Make the table of the summary: how many boundary objects had which result."""
-        width = max(len(visible(name)) for name in (*self.categories, "all"))
+        width = max(len(printable(name)) for name in (*self.categories, "all"))
         head = "".join(f"{status:>9}" for status in STATUSES)
         rows = [f"{'':{width}}{head}"]
         for name, counts in [*sorted(self.categories.items()), ("all", self.results)]:
             cells = "".join(f"{counts[status]:>9}" for status in STATUSES)
-            rows.append(f"{visible(name):{width}}{cells}")
-        modes = ", ".join(f"{visible(mode)} {count}" for mode, count in sorted(self.modes.items()))
+            rows.append(f"{printable(name):{width}}{cells}")
+        modes = ", ".join(
+            f"{printable(mode)} {count}" for mode, count in sorted(self.modes.items())
+        )
         many = "at least " if len(self.probes) == MOST_PROBES else ""
         rows.append(
             f"{number(self.records, 'record')} of {many}{number(len(self.probes), 'probe')}"
             + (f"; modes: {modes}" if modes else "")
-            + "".join(f"; {n} {visible(name)} not shown" for name, n in sorted(self.others.items()))
+            + "".join(
+                f"; {n} {printable(name)} not shown" for name, n in sorted(self.others.items())
+            )
             + (f"; {self.lost} lost, as gap records tell" if self.lost else "")
             + (f"; {number(bad, 'bad line')}" if (bad := self.counts.rejected) else "")
         )
@@ -202,15 +206,15 @@ def _decoder_of_pattern(descriptor: Descriptor) -> Callable[[bytes], Boundary]:
 def _quote_snippet(snippet: str) -> str:
     """Quote the first lines of a probe's output below the text of its boundary object."""
     lines = snippet.splitlines()
-    shown = [_shorten_complaint(line) for line in lines[:SNIPPET_LINES]]
+    quoted = [_shorten_snippet_line(line) for line in lines[:SNIPPET_LINES]]
     if len(lines) > SNIPPET_LINES:
-        shown.append("…")
-    return "".join(f"\n         | {line}" for line in shown)
+        quoted.append("…")
+    return "".join(f"\n         | {line}" for line in quoted)
 
 
-def _shorten_complaint(line: str) -> str:
-    """Shorten a complaint in the middle: it names its place first, and the reason last."""
+def _shorten_snippet_line(line: str) -> str:
+    """Shorten a line of a probe's output in the middle: its place comes first, the reason last."""
     if len(line) > SNIPPET_WIDTH:
         half = SNIPPET_WIDTH // 2
         line = f"{line[:half]}…{line[1 - half :]}"
-    return visible(line)
+    return printable(line)

@@ -66,7 +66,7 @@ from stream.transformers.kernel_lines import (
     has_kernel_detail,
     kernel_detail_of,
     kernel_value_of,
-    named,
+    named_path,
     open_form,
 )
 
@@ -171,35 +171,35 @@ def filter_rule_for(folder: str, *, is_reached: bool = True) -> FolderFilter:
     was not reached falls under the rules for the system's own folders and files alone.
     """
     if _CROOKED.match(folder):
-        return _never
+        return _no_rule
     for rule in RULES:
         if any(folder == top or folder.startswith(f"{top}/") for top in rule.folders):
-            return _all_but(rule.name, rule.but)
+            return _rule_for_all_but(rule.name, rule.but)
         if is_reached and rule.inside and re.search(rule.inside, folder):
-            return _all_but(rule.name)
-    judge: FolderFilter = dict(_names_under_filter_rules(folder, is_reached=is_reached)).get
+            return _rule_for_all_but(rule.name)
+    rule_of: FolderFilter = dict(_names_under_filter_rules(folder, is_reached=is_reached)).get
     for rule in RULES:
         if is_reached and rule.some_inside and re.search(rule.some_inside, folder):
-            judge = _some(rule.name, rule.some, judge)
-    return judge
+            rule_of = _rule_for_some(rule.name, rule.some, rule_of)
+    return rule_of
 
 
-def is_straight(path: str, plain: str) -> bool:
+def is_straight_path(path: str, plain: str) -> bool:
     """Tell whether an absolute path leads where its text says: nothing in it goes up, and it does
     not go through another process's view. `plain` is the same path, normalised."""
     return "/../" not in f"{path}/" and _ELSEWHERE.match(plain) is None
 
 
-def _never(name: str) -> None:
+def _no_rule(name: str) -> None:
     return None
 
 
-def _all_but(rule: str, but: str = "") -> FolderFilter:
-    stays = re.compile(but, re.DOTALL).fullmatch if but else _never
+def _rule_for_all_but(rule: str, but: str = "") -> FolderFilter:
+    stays = re.compile(but, re.DOTALL).fullmatch if but else _no_rule
     return lambda name: None if name in _DOTS or stays(name) else rule
 
 
-def _some(rule: str, names: str, others: FolderFilter) -> FolderFilter:
+def _rule_for_some(rule: str, names: str, others: FolderFilter) -> FolderFilter:
     is_meant = re.compile(names, re.DOTALL).fullmatch
     return lambda name: rule if is_meant(name) else others(name)
 
@@ -221,12 +221,12 @@ RESOLVED = "inode_resolved"  #: how a monitor itself follows a name: counted wit
 NO_EVENTS = (WROTE, RESOLVED)  #: nothing that the run did
 _MOST_KNOWN = 50_000  #: folders, and forms of opens: a stream of many forgets and learns again
 
-Given: TypeAlias = bytes | RawEvent | RawCapture | Control
+FeedItem: TypeAlias = bytes | RawEvent | RawCapture | Control
 _decoder = msgspec.json.Decoder(RawEvent | RawCapture | Gap)
 _encoder = msgspec.json.Encoder()
 
 
-class _Output(Struct):
+class _NormalizedBatch(Struct):
     """What comes of one batch: events first, and their details behind them, up to whatever stands
     between them in the stream."""
 
@@ -236,20 +236,20 @@ class _Output(Struct):
     details: list[KernelDetail] = []
     batches: list[Batch[Any]] = []
 
-    def add_detail(self, detail: KernelDetail) -> None:
-        """Add the detail of the event that was added last."""
+    def add_kernel_detail(self, detail: KernelDetail) -> None:
+        """Add the detail of the kernel event that was added last."""
         (self.events if self.has_inline_details else self.details).append(detail)
 
     def add_other_item(self, item: Any) -> None:
         """Add an item that is a line of neither layer."""
-        self.finish()
+        self.finished_batches()
         kind = CAPTURES if isinstance(item, RawCapture) else kind_of_item(item)
         if not self.batches or self.batches[-1].kind != kind:
             self.batches.append(Batch(kind, []))
         self.batches[-1].items.append(item)  # type: ignore[attr-defined]
 
-    def finish(self) -> list[Batch[Any]]:
-        """Return all batches, with what was added last."""
+    def finished_batches(self) -> list[Batch[Any]]:
+        """Return the batches of the two kernel layers, with what was added last."""
         if self.events:
             self.batches.append(Batch(KERNEL, self.events))
             self.batches.append(Batch(TIMES, self.times))
@@ -294,22 +294,22 @@ class Normalize:
         self._filters: dict[str, FolderFilter] = {}
         self._failed_filters: dict[str, FolderFilter] = {}
 
-    def feed(self, batch: Batch[Given], /) -> list[Batch[Any]]:
+    def feed(self, batch: Batch[FeedItem], /) -> list[Batch[Any]]:
         """Return what a batch becomes, each kind of record in batches of its own."""
         given, at = batch.items, 0
         self.counts.received += len(given)
-        out = _Output(has_inline_details=self._has_inline_details)
+        out = _NormalizedBatch(has_inline_details=self._has_inline_details)
         items = _decode_telemetry_lines(given) if batch.kind == LINES else given
         while (at := self._add_opens(items, at, out)) < len(items):
             self._add_telemetry(given, at, items[at], out)
             at += 1
-        return out.finish()
+        return out.finished_batches()
 
     def finish(self) -> tuple[()]:
         """Return nothing: each batch was normalized to its end."""
         return ()
 
-    def _add_opens(self, items: Sequence[Any], first: int, out: _Output) -> int:
+    def _add_opens(self, items: Sequence[Any], first: int, out: _NormalizedBatch) -> int:
         """Add opens, which nearly all events are, up to the first item that is none; return where
         that stands."""
         forms, filters = self._forms, self._filters
@@ -326,16 +326,16 @@ class Normalize:
                 break
             value, marks = event.resolved, event.marks
             if value is None or marks or not form.is_done:
-                value, rule = self._judge_unsure_open(event, form)
+                value, rule = self._filter_unsure_open(event, form)
             elif form.is_read:
                 folder, slash, name = value.rpartition("/")
-                judge = filters.get(folder) or self._new_folder_filter(folder)
-                rule = judge(name) if slash else None
+                rule_of = filters.get(folder) or self._new_folder_filter(folder)
+                rule = rule_of(name) if slash else None
             else:
                 rule = None
             at += 1
             if rule is not None:
-                self._drop(rule)
+                self._count_left_out(rule)
                 continue
             line = form.copy()
             line.seq, line.pid, line.value = seq, event.pid, value
@@ -345,17 +345,17 @@ class Normalize:
                 event.path != value or value is None or marks or event.scope != "both"
             ) and has_kernel_detail(event, OPEN, value):
                 self.details += 1
-                out.add_detail(kernel_detail_of(self._run_id, seq, event, OPEN, value))
+                out.add_kernel_detail(kernel_detail_of(self._run_id, seq, event, OPEN, value))
             seq += 1
         self.events = seq
         self.counts.passed += seq - start
         return at
 
-    def _judge_unsure_open(self, event: RawEvent, form: OpenForm) -> tuple[str | None, str | None]:
+    def _filter_unsure_open(self, event: RawEvent, form: OpenForm) -> tuple[str | None, str | None]:
         """Return the value, and the rule, of an open that failed or of which not all is known."""
         value = event.resolved if form.is_done else None
         if value is None and not (form.is_done and "uring" in event.marks):  # which nobody followed
-            value = named(event)
+            value = named_path(event)
         if not form.is_read or value is None:
             return value, None
         if event.marks == ["shared_files"]:
@@ -364,14 +364,14 @@ class Normalize:
             return value, None
         if form.is_done:
             return value, self._filter_rule_for(value) if event.resolved else None
-        if event.ret not in (-ENOENT, -ENOTDIR) or not is_straight(f"/{event.path}", value):
+        if event.ret not in (-ENOENT, -ENOTDIR) or not is_straight_path(f"/{event.path}", value):
             return value, None
         return value, self._filter_rule_for(value, is_reached=False)
 
     def _filter_rule_for_both(self, reached: str, given: str | None) -> str | None:
         """Return the rule if what was named and what was found behind the descriptor later fall
         under it, and nobody but root could have put a link there."""
-        if given is None or not given.startswith("/") or not is_straight(given, given):
+        if given is None or not given.startswith("/") or not is_straight_path(given, given):
             return None
         rule = self._filter_rule_for(reached)
         return rule if rule in ROOTS_RULES and rule == self._filter_rule_for(given) else None
@@ -400,7 +400,9 @@ class Normalize:
         form = self._forms[key] = open_form(self._run_id, event)
         return form
 
-    def _add_telemetry(self, batch: Sequence[Given], index: int, item: Any, out: _Output) -> None:
+    def _add_telemetry(
+        self, batch: Sequence[FeedItem], index: int, item: Any, out: _NormalizedBatch
+    ) -> None:
         """Add what is no open, or has not been decoded yet."""
         if isinstance(item, bytes):
             try:
@@ -411,7 +413,7 @@ class Normalize:
             # What comes out as it went in has no key twice.
             line: Any = batch[index]
             if _encoder.encode(item) != line and (repeated := repeated_key(line)):
-                self._reject(batch, index, out, repeated)
+                self._reject_line(batch, index, out, repeated)
                 return
             if self._add_opens((item,), 0, out):
                 return
@@ -422,14 +424,14 @@ class Normalize:
         elif item.call == WROTE:
             self._add_watched_write(item)
         elif (number := unknown_type(item.call)) == INODE_RESOLVED:
-            self._drop(RESOLVED)
+            self._count_left_out(RESOLVED)
         elif number is not None:
             self._add_kernel_event(item, number, out)
         else:
             fault = Fault(f"{item.call!r} is no call of a feed", "$.call")
-            self._reject(batch, index, out, fault)
+            self._reject_line(batch, index, out, fault)
 
-    def _add_kernel_event(self, event: RawEvent, event_type: int, out: _Output) -> None:
+    def _add_kernel_event(self, event: RawEvent, event_type: int, out: _NormalizedBatch) -> None:
         """Add a call of the kernel feed as the next record of the kernel layer, with its detail."""
         event_type = event_type_by_peer(event, event_type)
         value = kernel_value_of(event, event_type)
@@ -446,18 +448,20 @@ class Normalize:
         out.times.append(event.ts)
         if has_kernel_detail(event, event_type, value):
             self.details += 1
-            out.add_detail(kernel_detail_of(self._run_id, self.events, event, event_type, value))
+            out.add_kernel_detail(
+                kernel_detail_of(self._run_id, self.events, event, event_type, value)
+            )
         self.events += 1
         self.counts.passed += 1
 
     def _add_watched_write(self, event: RawEvent) -> None:
         """Leave out a write to a watched stream, and keep its size, its time and its process."""
-        self._drop(WROTE)
+        self._count_left_out(WROTE)
         if self._keeps_writes:
             writes = self.written.setdefault(event.stream, Writes())
             writes.add_write(event.size or 0, event.ts, event.pid)
 
-    def _add_control_record(self, item: Any, out: _Output) -> None:
+    def _add_control_record(self, item: Any, out: _NormalizedBatch) -> None:
         """Pass on a record of the kernel feed that is no call: its counters, or a gap."""
         self.counts.passed += 1
         if isinstance(item, RawCapture):
@@ -476,7 +480,7 @@ class Normalize:
         return msgspec.structs.replace(capture, filtered=dict(filtered), aside=dict(aside))
 
     def _add_foreign_line(
-        self, batch: Sequence[Given], index: int, error: Exception, out: _Output
+        self, batch: Sequence[FeedItem], index: int, error: Exception, out: _NormalizedBatch
     ) -> None:
         """Pass on, or reject, a line that is no record of a feed."""
         line = batch[index]
@@ -487,21 +491,23 @@ class Normalize:
         try:
             contract = contract_of(line)
         except DECODE_ERRORS as broken:
-            self._reject(batch, index, out, explain(broken))
+            self._reject_line(batch, index, out, explain(broken))
             return
         if contract in (RAW_KERNEL, RAW_CAPTURE, GAP):
-            self._reject(batch, index, out, explain(error))
+            self._reject_line(batch, index, out, explain(error))
         elif self._is_alone:
-            self._reject(batch, index, out, Fault("is no record of a kernel feed"))
+            self._reject_line(batch, index, out, Fault("is no record of a kernel feed"))
         else:
             self.counts.passed += 1
             out.add_other_item(line)
 
-    def _reject(self, batch: Sequence[Given], index: int, out: _Output, fault: Fault) -> None:
+    def _reject_line(
+        self, batch: Sequence[FeedItem], index: int, out: _NormalizedBatch, fault: Fault
+    ) -> None:
         self.counts.rejected += 1
         out.add_other_item(reject(self.name, batch, index, fault))
 
-    def _drop(self, rule: str) -> None:
+    def _count_left_out(self, rule: str) -> None:
         self.counts.filtered += 1
         self.dropped[rule] = self.dropped.get(rule, 0) + 1
 

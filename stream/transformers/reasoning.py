@@ -230,13 +230,13 @@ def conjugate_verb(base: str) -> Sequence[str]:
     return base, third, past, past, f"{stem}ing"
 
 
-def _forms(table: str, *columns: int) -> list[str]:
+def _verb_forms(table: str, *columns: int) -> list[str]:
     rows = map(conjugate_verb, table.split())
     return [row[column] for row in rows for column in columns]
 
 
 _ALL = VERBS + VERBS_OF_THINGS + VERBS_WITH_TO
-BASES = tuple(dict.fromkeys(_forms(_ALL, 0)))
+BASES = tuple(dict.fromkeys(_verb_forms(_ALL, 0)))
 
 
 @cache
@@ -253,14 +253,14 @@ def _reasoning_triggers() -> frozenset[bytes]:
         "point",
         "granted",
     )
-    words = (*_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS, *_NOUNS_OF_PERSONS, *INTENTS)
+    words = (*_verb_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS, *_NOUNS_OF_PERSONS, *INTENTS)
     return frozenset(word.translate(_FORM).encode() for word in (*words, *phrases))
 
 
 @cache
 def _reasoning_vocabulary() -> dict[str, str]:
     """Map every word that a pattern asks for, and its form, to the word."""
-    words = (*SUBJECTS, *PERSONS, "it", *_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS)
+    words = (*SUBJECTS, *PERSONS, "it", *_verb_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS)
     words += (*_NOUNS_OF_PERSONS, *INTENTS, *(f"{subject}s" for subject in SUBJECTS))
     return {word.translate(_FORM): word for word in words} | {word: word for word in words}
 
@@ -268,7 +268,7 @@ def _reasoning_vocabulary() -> dict[str, str]:
 @cache
 def _compound() -> str:
     """`agent-believed`, and `agent_believed=yes`, which is a name of something without a value."""
-    named, past = _any(*SUBJECTS), _any(*_forms(_ALL, 2))
+    named, past = _any(*SUBJECTS), _any(*_verb_forms(_ALL, 2))
     return rf"{named}-({past})\W*$|{named}_({past})[=:]"
 
 
@@ -304,13 +304,13 @@ def _reasoning_patterns() -> tuple[re.Pattern[str], ...]:
 
     def verb(column: int, *columns: int, things: str = VERBS_OF_THINGS) -> str:
         """Make the pattern of a verb with its object."""
-        to = _any(*_forms(VERBS_WITH_TO, column, *columns)) + " (?:not )?to"
+        to = _any(*_verb_forms(VERBS_WITH_TO, column, *columns)) + " (?:not )?to"
         end = "(?! (?:by|with|after|at|early|normally) )"  # `concluded with exit code 0`
         end += "(?!(?<= intended) for (?!(?:[^ ]+ ){1,6}to ))"  # `intended for review`
-        return rf" (?:{_any(*_forms(VERBS + things, column, *columns))}{end}|{to})"
+        return rf" (?:{_any(*_verb_forms(VERBS + things, column, *columns))}{end}|{to})"
 
     named, somebody = _NAMED, rf" (?:{_NAMED}|{_any(*PERSONS)})"
-    participle = _any(*_forms(VERBS, 3), "wanted", "meant")
+    participle = _any(*_verb_forms(VERBS, 3), "wanted", "meant")
     core, nouns = _any(*NOUNS), _any(*NOUNS, *_NOUNS_OF_PERSONS)
     no_setting = r"(?! (?:effort|tokens?|budget|level|mode|output|off|on|high|low|files?|#) )"
     return _compiled(
@@ -331,7 +331,7 @@ def _reasoning_patterns() -> tuple[re.Pattern[str], ...]:
         rf" {_THINGS}{adverbs} {be}{adverbs}(?:{verb(4, things='')}| {participle} (?:that|to))",
         # by whom; and who stopped and decided
         rf" {participle}(?: [a-z]+ly| of| upon| about| so| ,){{0,4}} by(?: [a-z]+){{0,3}} {named}",
-        rf" {_any(*_forms(VERBS, 2))}(?: the)? {named}(?= ,| $)",  # thought the agent
+        rf" {_any(*_verb_forms(VERBS, 2))}(?: the)? {named}(?= ,| $)",  # thought the agent
         rf" {named}(?: [^ ]+){{1,12}} (?:and|but|then|or|yet){adverbs}{verb(1, 2)}",
         # whose
         rf" {named}(?:'s|s')(?: [a-z]+)? {nouns}{no_setting}",
@@ -347,9 +347,9 @@ def _reasoning_patterns() -> tuple[re.Pattern[str], ...]:
 def _patterns_near_agent() -> tuple[re.Pattern[str], ...]:
     """Make the patterns of a sentence that has an agent in it, wherever."""
     ambiguous = ("thinking", "reasoning", "feeling")
-    gerunds = [form for form in _forms(VERBS, 4) if form not in ambiguous]
+    gerunds = [form for form in _verb_forms(VERBS, 4) if form not in ambiguous]
     thinking = " thinking (?:that|the|it|this|there)"
-    having = rf" having(?: [a-z]+ly)? {_any(*_forms(VERBS, 3))}"
+    having = rf" having(?: [a-z]+ly)? {_any(*_verb_forms(VERBS, 3))}"
     states = [state for state in STATES if state not in ("certain", "sure")]
     first = rf"^(?: #)?(?: [a-z]+ly)? {_any(*states)}(?: [^ ,]+){{0,10}} ,(?: the| an?)? {_NAMED}"
     words = rf" {_any(*gerunds, 'wanting', *INTENTS, *_PHRASES)}"

@@ -82,7 +82,7 @@ class SdkLayer:
         """Tell whether the stream has named its program."""
         return self._producer != UNKNOWN_PRODUCER
 
-    def observe(
+    def observe_record(
         self, received: ReceivedRecord, *, only_refusals: bool = False
     ) -> Iterator[SdkObservation]:
         """Yield what a record tells of tool calls. `only_refusals`: of stdout no more than the
@@ -108,7 +108,9 @@ class SdkLayer:
     ) -> Iterator[SdkObservation]:
         """Yield what a record of stream-json on the agent's stdout tells of tool calls."""
         if record.type == "result":
-            yield self._other(origin, "run_failed" if record.is_error is True else "run_finished")
+            yield self._other_event(
+                origin, "run_failed" if record.is_error is True else "run_finished"
+            )
         for block in content_blocks_of(record.message):
             yield from self._read_tool_block(record.type, block, origin)
 
@@ -147,7 +149,7 @@ class SdkLayer:
                 origin, line.event_type, call, line.tool, None, line
             )
         else:
-            yield self._other(origin, line.event_type, line)
+            yield self._other_event(origin, line.event_type, line)
 
     def _read_hook(self, hook: HookInput, origin: ReceivedRecord) -> Iterator[SdkObservation]:
         """Yield the start or the end of a tool call that one of the agent's hooks reports."""
@@ -210,7 +212,7 @@ class SdkLayer:
         else:
             self.problems[origin.channel, "left_out"] += 1
 
-    def _other(
+    def _other_event(
         self, origin: ReceivedRecord, name: SdkEventType, line: LoggedLine | None = None
     ) -> SdkObservation:
         return SdkObservation(self._make_sdk_event(origin.channel, name, line), None)

@@ -90,7 +90,7 @@ class PolicyLayer:
         self._tools: dict[str, str] = {}  # by call: a permission does not name its tool
         self.problems: Counter[Problem] = Counter()
 
-    def observe(self, record: AgentRecord) -> Iterator[PolicyEvent]:
+    def decisions_in_record(self, record: AgentRecord) -> Iterator[PolicyEvent]:
         """Yield the decisions that a record tells of; those of OpenTelemetry arrive at no certain
         time, so `finish` yields them: in the same place for every run."""
         if isinstance(record, CloudEvent):
@@ -260,7 +260,7 @@ class ToolCallCollector:
         told = self._records.received.items()
         return {channel: n for channel, n in told if self._reads_stdout or channel != STDOUT}
 
-    def environment(self, log: Path) -> dict[bytes, bytes]:
+    def event_log_environment(self, log: Path) -> dict[bytes, bytes]:
         """The variables that tell an agent where the event log is."""
         given = log_environment(self.run_id, str(log))
         return {name.encode(): os.fsencode(value) for name, value in given.items()}
@@ -280,11 +280,13 @@ class ToolCallCollector:
         """Read what came on a channel into the SDK and the policy layer, without its secrets."""
         for received in self._records.read_block(block):
             if received.channel != STDOUT or self._reads_stdout:
-                is_told_by_hooks = received.channel == STDOUT and self._sdk == HOOKS
+                is_from_hooks = received.channel == STDOUT and self._sdk == HOOKS
                 self._keep_sdk_observations(
-                    self._layer.observe(received, only_refusals=is_told_by_hooks)
+                    self._layer.observe_record(received, only_refusals=is_from_hooks)
                 )
-            self.policy += map(self._redact_record, self._policy.observe(received.record))
+            self.policy += map(
+                self._redact_record, self._policy.decisions_in_record(received.record)
+            )
 
     def record_drop(self, dropped: DroppedInput) -> None:
         """Note input that could not be used."""

@@ -77,7 +77,7 @@ class Validate:
                 self.counts.filtered += 1
                 continue
             source = batch.source if isinstance(batch, Lines) else "(pipeline)"
-            rule, fault = self._judge_line(line, source)
+            rule, fault = self._check_line_by_contract(line, source)
             if fault is None:
                 self.counts.passed += 1
                 out.append(line)
@@ -104,7 +104,7 @@ class Validate:
 
         return Contracts(self._boundaries)
 
-    def _judge_line(self, line: bytes, source: str) -> tuple[str, Fault | None]:
+    def _check_line_by_contract(self, line: bytes, source: str) -> tuple[str, Fault | None]:
         """Return the contract or rule of a line, and what breaks it."""
         if isinstance(line, BrokenDocument):
             return "json", line.fault
@@ -122,7 +122,7 @@ class Validate:
             except DECODE_ERRORS as error:  # what names no contract holds a number beyond all
                 return "json", explain(error)
             if read is not None:
-                return EVENT, self._judge_event(read[1])
+                return EVENT, self._check_event_alone(read[1])
             if repeated := repeated_key(line):
                 return "json", repeated
             if not self._is_last:
@@ -134,7 +134,7 @@ class Validate:
             self.contracts[contract] += 1
         return contract, fault
 
-    def _judge_event(self, faults: list[Fault]) -> Fault | None:
+    def _check_event_alone(self, faults: list[Fault]) -> Fault | None:
         """Judge an event by itself: `check` holds a run together, and tells of what is only
         recommended."""
         from stream.transformers.event_rules import RULES

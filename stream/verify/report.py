@@ -17,7 +17,7 @@ from stream.archive.manifest import is_recorded
 from stream.archive.reader import Limits
 from stream.archive.tar import BrokenArchive
 from stream.codec import contract_of, repeated_key
-from stream.errors import visible
+from stream.errors import printable
 from stream.records.control import Fault, Finding
 
 RULES = {
@@ -133,7 +133,7 @@ class VerifyReport(Struct):
         found = Finding(
             rule=rule,
             severity=severity,  # type: ignore[arg-type]
-            message=visible(message[:_LONGEST]),
+            message=printable(message[:_LONGEST]),
             source=self.source_name_of(name),
             line=line or UNSET,
             path=path or UNSET,
@@ -180,7 +180,7 @@ class VerifyReport(Struct):
 
     def source_name_of(self, name: str) -> str:
         """Name a file of the archive or the folder as findings do."""
-        return visible(f"{self.target}/{name}" if name else self.target)
+        return printable(f"{self.target}/{name}" if name else self.target)
 
     def check_run_id(self, run_id: str, path: str = "$.run_id") -> list[Fault]:
         """Compare a run id with the first one that was read, which all others must equal."""

@@ -50,7 +50,7 @@ from stream.records import run
 from stream.records.artifacts import COMPANION_FILE, DETAIL_FILE, EVIDENCE_FILES, KERNEL_FILE
 from stream.records.control import FINDINGS, LINES, Fault, Finding
 from stream.records.run import FsChange, Manifest, Profile, RunMetadata, RunSummary, decode_change
-from stream.transformers.event_rules import RULES, event_in, event_name, lost_bytes_of
+from stream.transformers.event_rules import RULES, event_name, event_object_in, lost_bytes_of
 from stream.transformers.validate import Validate
 from stream.workspace.patch import GitError, why_patch_inapplicable, why_patch_unreadable
 
@@ -104,7 +104,7 @@ class EventStatements:
 
     def add_line(self, line: bytes, number: int) -> dict[str, Any] | None:
         """Keep what a line of the events states, and return its event; None if it is no event."""
-        event = event_in(line)
+        event = event_object_in(line)
         if event is None:
             return None
         kind = event.get("event_type")

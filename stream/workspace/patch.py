@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from msgspec import Struct
 
-from stream.errors import InputError, OutputError, StreamError, os_reason, visible
+from stream.errors import InputError, OutputError, StreamError, os_reason, printable
 from stream.files.append import create
 from stream.files.trees import remove_tree
 
@@ -103,7 +103,7 @@ def _run_git_apply(words: list[str], workspace: Path | None) -> str:
             raise GitError(f"git cannot be started: {os_reason(error)}") from None
     if not done.returncode:
         return ""
-    return f"git says: {visible(_first_error(done.stderr))[:240] or f'exit {done.returncode}'}"
+    return f"git says: {printable(_first_error(done.stderr))[:240] or f'exit {done.returncode}'}"
 
 
 def _make_repository(own: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stream.sources.kernel import loader
-from stream.transformers.kernel_lines import named, named_second
+from stream.transformers.kernel_lines import named_path, second_named_path
 from stream.transformers.normalize import Normalize
 from tests.core.properties import feed
 from tests.kernel.rig import ROOT, Recorded, describe_event, expected, run_program
@@ -374,7 +374,7 @@ def test_another_root(calls: Path, place: Path) -> None:
         expected("execve", NOENT, "/bin/none", **jail, **own),
         expected("rmdir", 0, "//./moved", **jail, flags=0x200, **own),
     ]
-    assert [named(event) for event in recorded.events[1:-1]] == [
+    assert [named_path(event) for event in recorded.events[1:-1]] == [
         f"{place}/sub/in",
         f"{place}/sub/in",
         None,
@@ -384,7 +384,7 @@ def test_another_root(calls: Path, place: Path) -> None:
         f"{place}/sub/bin/none",
         f"{place}/sub/moved",
     ]
-    assert [named_second(event) for event in recorded.events[2:4]] == [
+    assert [second_named_path(event) for event in recorded.events[2:4]] == [
         f"{place}/sub/moved",
         f"{place}/sub/lib",
     ]

@@ -20,7 +20,7 @@ from stream.records.kernel import RawEvent
 from stream.sources.kernel.decode import CALLS
 from stream.sources.kernel.strace import StraceFeed
 from stream.sources.kernel.strace_syntax import TRACED
-from stream.transformers.kernel_lines import named
+from stream.transformers.kernel_lines import named_path
 from tests.cli.command import Place
 from tests.cli.test_ordinary_user import open_place, ordinary
 from tests.feeds import needs_strace
@@ -454,7 +454,7 @@ def test_another_root(run: Run, cases: Path, tmp_path: Path, needs_root: None) -
         assert event["marks"] == ["other_root"]
         is_relative = not event["path"].startswith("/")
         assert event.get("base") == (f"{tmp_path}/sub" if is_relative else None)
-    values = [named(msgspec.convert(event, RawEvent)) for event in seen]
+    values = [named_path(msgspec.convert(event, RawEvent)) for event in seen]
     assert values == [None, f"{tmp_path}/sub/in", *[None] * 5]
 
 
