@@ -94,7 +94,7 @@ class Command(Struct, frozen=True):
     name: str
     category: str  #: `test` for a run of tests
     time: str
-    is_vouched: bool = True  #: else anybody may have written it down
+    is_verified: bool = True  #: else anybody may have written it down
 
 
 def evaluate_constraints(
@@ -371,7 +371,7 @@ def _summarize_command_log(commands: Iterable[Command] | None, why_none: str) ->
         return CommandSummary(count=None, why_none=cut(why_none, 60))
     count, unverified, first = 0, 0, ""
     for command in commands:
-        if command.category == "test" and not command.is_vouched:
+        if command.category == "test" and not command.is_verified:
             unverified += 1
             continue
         count += 1
@@ -624,12 +624,12 @@ def _logged_commands(
     """Return (why nothing can be said of the agent's commands, the commands of the log)."""
     if log is None:
         return "the wrappers were off", None
-    if not log.is_ours:
+    if not log.is_unchanged:
         return f"the log {NOT_OURS}", None
     if not log.count:
         return why_none, None
     tests = (one for one in _read_logged_commands(path, seen) if one.category == "test")
-    if not any(one.is_vouched for one in tests):
+    if not any(one.is_verified for one in tests):
         if log.is_passed_by:
             return PASSED_BY, None
         if log.unwritten:
@@ -638,11 +638,11 @@ def _logged_commands(
 
 
 def _read_logged_commands(path: Path, seen: ObservedCommands) -> Iterator[Command]:
-    """Yield the agent's commands from the log, each with whether the kernel feed vouches for it."""
+    """Yield the agent's commands from the log, each with whether the kernel feed confirms it."""
     with path.open("rb") as lines:
         for index, line in enumerate(lines):
             try:
                 record = _decode_command(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise OutputError(f"{path}: {error}") from None
-            yield Command(record.name, record.category, record.time, index in seen.vouched)
+            yield Command(record.name, record.category, record.time, index in seen.verified)

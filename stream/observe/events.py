@@ -21,7 +21,7 @@ from stream.records.run import (
     RunSummary,
 )
 from stream.sources.agent import CommandEnding
-from stream.sources.wrappers import MOST_VOUCHED, PASSED_BY, CommandLog, ObservedCommands
+from stream.sources.wrappers import MOST_VERIFIED, PASSED_BY, CommandLog, ObservedCommands
 from stream.workspace.capture import WorkspaceChanges
 
 UNWATCHED = (
@@ -68,8 +68,8 @@ def outputs_event(
             record_loss(f"{one.lost} bytes of {name}: {one.why}")
         if not one.is_ours:
             record_loss(f"{name} {NOT_OURS}")
-    after = ending.aftermath()
-    if ending.is_blind and ON_LINUX:  # elsewhere that is all there can be
+    after = ending.aftermath_sentence()
+    if ending.has_unseen_processes and ON_LINUX:  # elsewhere that is all there can be
         record_loss("processes that left the command's group: /proc does not show them")
     if ending.stops:
         times, seconds = number(len(ending.stops), "time"), sum(ending.stops) / 1e9
@@ -154,12 +154,12 @@ class CommandReport:
         if log is not None and log.lost:
             why = log.trouble or "they were cut short, or are no calls"
             self._record_loss(f"{number(log.lost, 'call')} of {COMMANDS_FILE}: {why}")
-        if log is not None and not log.is_ours:
+        if log is not None and not log.is_unchanged:
             self._record_loss(f"{COMMANDS_FILE} {NOT_OURS}")
         if log is not None and log.is_passed_by:
             self._record_loss(f"calls of wrapped programs: {PASSED_BY}")
-        vouched = self._count_verified()
-        if log is None or not log.count or not log.is_ours:
+        verified = self._count_verified()
+        if log is None or not log.count or not log.is_unchanged:
             self.no_commands = self._why_no_commands()
             return PhaseEvent(name="commands_observation_unavailable", summary=self.no_commands)
         self._summary.commands = log.count
@@ -168,14 +168,14 @@ class CommandReport:
         artifact = file_artifact(
             "command_log",
             COMMANDS_FILE,
-            log.kept(),
+            log.recorded_file(),
             note,
             observed_count=log.count,
-            vouched_count=vouched,
+            vouched_count=verified,
             categories_seen=categories,
             lost_calls=log.lost,
         )
-        seen = f"observed_count={log.count} vouched_count={vouched}"
+        seen = f"observed_count={log.count} vouched_count={verified}"
         summary = f"{seen} categories_seen={','.join(categories)}. {note}"
         if past := self._programs_past_wrappers():
             summary += f" The kernel saw programs that have a wrapper run without it: {past}."
@@ -191,7 +191,7 @@ class CommandReport:
             return "wrappers disabled"
         if log is None:
             return "unknown: the wrappers need bash, and there is none"
-        if not log.is_ours:
+        if not log.is_unchanged:
             return f"unknown: the log {NOT_OURS}"
         if log.is_passed_by:
             return f"unknown: {PASSED_BY}"
@@ -214,15 +214,15 @@ class CommandReport:
         log, seen = self._log, self._seen
         if log is None or seen is None:
             return 0
-        vouched = len(seen.vouched)
-        if not seen.is_complete or log.count > MOST_VOUCHED:
-            return vouched
-        if log.count > vouched:
-            count = number(log.count - vouched, "line")
+        verified = len(seen.verified)
+        if not seen.is_complete or log.count > MOST_VERIFIED:
+            return verified
+        if log.count > verified:
+            count = number(log.count - verified, "line")
             self._record_loss(f"{count} of {COMMANDS_FILE}: no wrapper was seen to write that")
-        if log.count and seen.wrappers > vouched:
-            self._record_loss(f"{number(seen.wrappers - vouched, 'wrapper')} ran and told nothing")
-        return vouched
+        if log.count and seen.wrappers > verified:
+            self._record_loss(f"{number(seen.wrappers - verified, 'wrapper')} ran and told nothing")
+        return verified
 
     def _programs_past_wrappers(self) -> str:
         """Name programs that have a wrapper and that the kernel saw run without it."""

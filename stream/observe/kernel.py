@@ -19,7 +19,7 @@ from stream.files.append import RecordedFile, Reserve
 from stream.observe.artifacts import RecordedArtifacts, record_artifacts
 from stream.observe.layers import CaptureResult, runner_events
 from stream.observe.settings import RunSettings
-from stream.observe.tool_calls import Sdk, ToolCallRecorder, missing_programs
+from stream.observe.tool_calls import Sdk, ToolCallRecorder, missing_hook_programs
 from stream.pipeline import (
     Deferred,
     LenientSource,
@@ -55,7 +55,7 @@ class KernelOptions(Struct, frozen=True, kw_only=True):
 
 def check_hooks() -> None:
     """Raise UsageError where a program that hooks need is not installed."""
-    if lacking := missing_programs():
+    if lacking := missing_hook_programs():
         raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
 
 

@@ -230,7 +230,7 @@ class RunPhases:
     async def _outputs_captured(self) -> PhaseEvent:
         """Record the agent's outputs, and what the kernel feed and the probes saw, once nobody of
         the agent's process tree is left."""
-        self.summary = self._agent.ending.into_summary(self.summary)
+        self.summary = self._agent.ending.add_to_summary(self.summary)
         kept = await to_thread.run_sync(lambda: [output.finish() for output in self._outputs])
         self.files |= zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)
         event = outputs_event(
@@ -278,8 +278,8 @@ class RunPhases:
         )
         event = report.event()
         self._no_commands = report.no_commands
-        if log is not None and log.is_made:
-            self.files[COMMANDS_FILE] = log.kept()
+        if log is not None and log.has_records:
+            self.files[COMMANDS_FILE] = log.recorded_file()
         return event
 
     async def _run_evaluated(self) -> PhaseEvent:

@@ -15,8 +15,8 @@ from stream.observe.settings import RunSettings
 from stream.pipeline import Deferred, LenientSource, LenientTransformer, Source, Transformer
 from stream.process.guard import Guard
 from stream.process.messages import Start
-from stream.sources.tool_calls import Channels, DecisionLog
-from stream.sources.tool_calls import missing_programs as missing_programs
+from stream.sources.tool_calls import DecisionLog, ToolCallChannels
+from stream.sources.tool_calls import missing_hook_programs as missing_hook_programs
 from stream.sources.wrappers import CommandLog, WrapperOutput
 from stream.transformers.tool_events import ToolCallCollector
 
@@ -39,7 +39,7 @@ class ToolCallRecorder:
         self.wrapper_output = WrapperOutput()
         self.sdk = sdk
         self._warn = warn
-        self._channels = Channels(self.home, sdk)
+        self._channels = ToolCallChannels(self.home, sdk)
         self._decisions = DecisionLog(policy_log) if policy_log else None
         self._is_prepared = Event()
 
@@ -57,7 +57,7 @@ class ToolCallRecorder:
         watched = {STDOUT: guard.stdout, **self._channels.files()}
         if log is not None:
             watched[COMMANDS] = log.fd
-            self.wrapper_output = log.heard
+            self.wrapper_output = log.wrapper_output
         if self._decisions is not None:
             watched |= self._decisions.files()
         self._is_prepared.set()

@@ -96,12 +96,12 @@ class Relay:
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Waits until everything is handed on, or given up."""
+        """Wait until all output is handed on to its reader, or the reader is given up."""
         with self._changed:
             while self._blocks and not self._given_up:
                 self._changed.wait()
 
-    def give_up(self) -> None:
+    def give_up_reader(self) -> None:
         """Stop waiting for a reader that does not read: its thread is left behind."""
         with self._changed:
             self._given_up = True
@@ -131,7 +131,7 @@ class Relay:
             try:
                 write_all(self._fd, block)
             except OSError:  # the reader is gone, or its disk is full
-                self.give_up()
+                self.give_up_reader()
                 return
             with self._changed:
                 if self._blocks:
@@ -167,7 +167,7 @@ class StdoutBlocks:
             os.write(self._waker, b".")
 
     def end(self) -> None:
-        """Say that no further block will come."""
+        """Say that no further block of stdout will come."""
         self._is_over = True
         with suppress(BlockingIOError):
             os.write(self._waker, b".")
@@ -188,7 +188,7 @@ class StdoutBlocks:
             )
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the pipe that wakes the sender of stdout blocks."""
         os.close(self._wake)
         os.close(self._waker)
 
@@ -215,7 +215,8 @@ class Tee:
                 fcntl.fcntl(pipe, _F_SETPIPE_SZ, PIPE)
 
     async def run(self) -> None:
-        """Read until nobody can write any more, or until `end` was called and the pipe is empty."""
+        """Read the agent's output until nobody can write any more, or `end` was called and the pipe
+        is empty."""
         try:
             await to_thread.run_sync(self._pump_output)
         finally:
@@ -224,7 +225,7 @@ class Tee:
             os.close(self._waker)
 
     def end(self) -> None:
-        """The tree is over: what is in the pipe is all there will be."""
+        """Say that the agent's tree is over: what is in the pipe is all there will be."""
         if not self._has_ended:
             os.write(self._waker, b".")
 
@@ -261,7 +262,7 @@ NOT_FOUND = 127
 
 
 class CommandEnding(Struct):
-    """How it ended."""
+    """How the agent's command ended, and what became of its process tree."""
 
     exit_code: int = NOT_FOUND  #: as a shell would give it
     signal: str | None = None
@@ -284,14 +285,18 @@ class CommandEnding(Struct):
         return (self.ended - self.started) // 1_000_000
 
     @property
-    def is_blind(self) -> bool:
+    def has_unseen_processes(self) -> bool:
         """Tell whether processes that left the command's process group could not be seen."""
         return self.containment == "process group"
 
     @property
     def outlived_since(self) -> int | None:
-        """Wall-clock ns from which on only others can have done something."""
-        return self.ended_wall if self.outlived or self.lost_guard or self.is_blind else None
+        """Wall-clock ns from which on only processes that outlived the command acted."""
+        return (
+            self.ended_wall
+            if self.outlived or self.lost_guard or self.has_unseen_processes
+            else None
+        )
 
     def ending_sentence(self) -> str:
         """Say how the command ended."""
@@ -302,12 +307,12 @@ class CommandEnding(Struct):
             text += f" signal={self.signal}"
         return f"{text} timed out" if self.timed_out else text
 
-    def aftermath(self) -> str:
+    def aftermath_sentence(self) -> str:
         """Say what became of the processes that outlived the command."""
         if self.not_started:
             return "no process was started"
         if not self.outlived:
-            if self.is_blind:
+            if self.has_unseen_processes:
                 return "outside of its process group nothing could be seen of its processes"
             return "no process outlived the command"
         outlived, ended = count_processes(self.outlived), count_processes(self.stopped)
@@ -328,7 +333,7 @@ class CommandEnding(Struct):
             "stopped": list(self.stopped),
         }
 
-    def into_summary(self, summary: RunSummary) -> RunSummary:
+    def add_to_summary(self, summary: RunSummary) -> RunSummary:
         """Return the summary with what is known of the ending."""
         facts = self.ending_facts()
         del facts["pid"]
@@ -425,7 +430,7 @@ class AgentCommand:
         self._interrupts.listen_for_signals(self._pass_on_signal)
         try:
             async with create_task_group() as patience:
-                patience.start_soon(self._keep_going)
+                patience.start_soon(self._keep_guard_going)
                 async with create_task_group() as tasks:
                     for reader in self._readers:
                         tasks.start_soon(reader.run)
@@ -433,7 +438,7 @@ class AgentCommand:
                     for reader in self._readers:
                         reader.end()
                     if self._interrupts.numbers:
-                        patience.start_soon(self._release)
+                        patience.start_soon(self._release_readers)
                 patience.cancel_scope.cancel()
         finally:
             self._guard.dismiss()
@@ -448,18 +453,18 @@ class AgentCommand:
         else:
             self._guard.signal(number)
 
-    async def _keep_going(self) -> None:
+    async def _keep_guard_going(self) -> None:
         while True:
             await sleep(KEEP_GOING)
             self._guard.continue_guard()
 
-    async def _release(self) -> None:
+    async def _release_readers(self) -> None:
         await sleep(STUCK_READER)
         self._give_up_readers()
 
     def _give_up_readers(self) -> None:
         for relay in self._relays:
-            relay.give_up()
+            relay.give_up_reader()
 
     async def _follow_guard(self) -> None:
         """The guard's reports, to the last one: it has things to put away after that."""
@@ -514,7 +519,7 @@ class AgentCommand:
         """Note when and how the agent's command ended; processes of its tree may live on."""
         self._has_exited = True
         if self._log is not None:
-            self._log.agent_is_over()
+            self._log.mark_agent_end()
         self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), wall
         self.ending.exit_code = code if code >= 0 else 128 - code
         self.ending.signal = _signal_name(-code) if code < 0 else None

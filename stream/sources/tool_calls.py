@@ -60,7 +60,7 @@ _PATIENCE = 2.0  #: seconds that somebody who has not named our place may take t
 _PAUSE = 0.05
 
 
-class Collector:
+class TelemetryCollector:
     """Receive what an OpenTelemetry exporter sends: each body becomes one line in `waiting`."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Collector:
         self._refused = self._torn = self._turned_away = 0
 
     def open(self) -> dict[bytes, bytes]:
-        """What the agent's environment must say. Raises OSError."""
+        """Open the socket, and return what the agent's environment must say. Raise OSError."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             listener.setblocking(False)
@@ -95,7 +95,7 @@ class Collector:
         }
 
     async def run(self) -> None:
-        """Receive requests until `end`, and to the last of what has been sent by then."""
+        """Receive telemetry until `end`, and to the last of what has been sent by then."""
         assert self._socket is not None
         try:
             async with create_task_group() as connections:
@@ -109,22 +109,22 @@ class Collector:
         finally:
             self.close()
 
-    def take(self) -> list[ChannelBlock]:
-        """Give what has come since this was last asked."""
+    def take_blocks(self) -> list[ChannelBlock]:
+        """Return the telemetry that has come since the last call."""
         taken, self.waiting, self.waiting_bytes = self.waiting, [], 0
         return taken
 
     def end(self) -> None:
-        """Take no further request."""
+        """Take no further request of telemetry."""
         self._accepting.cancel()
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket of the telemetry receiver."""
         if self._socket is not None:
             self._socket.close()
 
     def unused_telemetry(self) -> Iterator[DroppedInput]:
-        """Give what came and could not be used."""
+        """Yield the telemetry that came and could not be used."""
         for why, count, what in (
             ("refused", self._refused, "could not be understood"),
             ("torn", self._torn, "broke off"),
@@ -137,7 +137,7 @@ class Collector:
     def _accept_connections(
         self, listener: socket.socket, connections: TaskGroup, *, is_last: bool = False
     ) -> bool:
-        """All who wait. False: not all of them could be."""
+        """Accept all connections that wait; return False where not all of them could be."""
         while True:
             if self._unknown >= MOST_UNKNOWN and not is_last:
                 return False
@@ -177,7 +177,7 @@ class Collector:
             self._count += 1
             try:
                 while request is not None:
-                    await self._take_telemetry(connection, http, request)
+                    await self._receive_telemetry(connection, http, request)
                     http.start_next_cycle()
                     request = await self._read_request_head(connection, http)
             finally:
@@ -200,7 +200,7 @@ class Collector:
             return None
         return request
 
-    async def _take_telemetry(
+    async def _receive_telemetry(
         self, connection: socket.socket, http: h11.Connection, request: h11.Request
     ) -> None:
         """Receive the body of a telemetry request, keep it as a block of the run, and answer."""
@@ -353,7 +353,7 @@ class Hooks(Struct, frozen=True):
         }
 
 
-def missing_programs() -> list[str]:
+def missing_hook_programs() -> list[str]:
     """Programs that they need, and that are not here."""
     return [name for name in _NEEDS if shutil.which(name) is None]
 
@@ -391,7 +391,7 @@ LOOK = 0.02  #: seconds between two looks at a file
 SDK_LOG = "sdk-events.ndjson"
 
 
-class Channels:
+class ToolCallChannels:
     """The source of what an agent tells of its tool calls. The channels lie in `home`, which the
     guard removes."""
 
@@ -399,29 +399,29 @@ class Channels:
         self.log = home / SDK_LOG
         self._home = home
         self._sdk = sdk
-        self._followed: list[_Followed] = []
-        self._collector = Collector() if sdk == OTEL else None
+        self._followed: list[_FollowedFile] = []
+        self._collector = TelemetryCollector() if sdk == OTEL else None
         self._is_over = False
         self._missed = -1
         self.helpers: tuple[str, ...] = ()  #: programs that the hooks run
 
     def open(self) -> dict[bytes, bytes]:
-        """What the agent's environment must say of what was asked for. Raises OSError."""
+        """Open the channels, and return what the agent's environment must say. Raise OSError."""
         self._home.mkdir(mode=0o700, exist_ok=True)
-        self._followed.append(_Followed(LOG, open_new(self.log)))
+        self._followed.append(_FollowedFile(LOG, open_new(self.log)))
         if self._collector is not None:
             return self._collector.open()
         if self._sdk == HOOKS:
             hooks = make_hooks(self._home)
             self.helpers = hooks.helpers
             fd = os.open(hooks.log, os.O_RDONLY | os.O_CLOEXEC)
-            self._followed.append(_Followed(HOOKS, fd))
+            self._followed.append(_FollowedFile(HOOKS, fd))
             self._missed = os.open(hooks.missed, os.O_RDONLY | os.O_CLOEXEC)
             return hooks.hook_environment
         return {}
 
     def files(self) -> dict[str, int]:
-        """Descriptors, by channel."""
+        """Return the descriptors of the followed files, by channel."""
         return {one.channel: one.fd for one in self._followed}
 
     async def run(self, out: Out, /) -> None:
@@ -439,13 +439,13 @@ class Channels:
         await out.send(Batch(CHANNELS, [*self._dropped_of_channels()]))
 
     def end(self) -> None:
-        """Nobody is left who could write."""
+        """Say that nobody is left who could write to the channels."""
         self._is_over = True
         if self._collector is not None:
             self._collector.end()
 
     def _dropped_of_channels(self) -> Iterator[DroppedInput]:
-        """Say what was lost."""
+        """Say what of the channels was lost."""
         for one in self._followed:
             yield from one.dropped_input()
         if self._missed >= 0 and (count := os.fstat(self._missed).st_size):
@@ -456,7 +456,7 @@ class Channels:
             yield from self._collector.unused_telemetry()
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the files of the channels."""
         while self._followed:
             os.close(self._followed.pop().fd)
         if self._missed >= 0:
@@ -469,20 +469,20 @@ class Channels:
         """Send what the agent has told of its tool calls since the last time."""
         blocks = [block for one in self._followed for block in one.read_new_blocks()]
         if self._collector is not None:
-            blocks += self._collector.take()
+            blocks += self._collector.take_blocks()
         if blocks:
             await out.send(Batch(CHANNELS, blocks))
 
 
-class _Followed(Struct):
-    """A file that others append to."""
+class _FollowedFile(Struct):
+    """A file of a channel, which others append to."""
 
     channel: str
     fd: int
     received: int = 0
 
     def read_new_blocks(self) -> Iterator[ChannelBlock]:
-        """Give what is new. Who writes without end gets no more than its turn."""
+        """Yield what is new in the file. Who writes without end gets no more than its turn."""
         most = _TURN
         while most > 0 and (block := os.read(self.fd, min(most, _BLOCK))):
             most -= len(block)
@@ -490,7 +490,7 @@ class _Followed(Struct):
             yield ChannelBlock(self.channel, block, kernel_now())
 
     def dropped_input(self) -> Iterator[DroppedInput]:
-        """Say what was taken back before it was heard."""
+        """Say what was taken out of the file before it was read."""
         if os.fstat(self.fd).st_size < self.received:
             sentence = f"the {self.channel}: what was told there was made shorter"
             yield DroppedInput(self.channel, "shortened", 1, sentence)
@@ -519,16 +519,16 @@ class DecisionLog:
             if stat.S_ISREG(path.stat().st_mode):
                 self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 self._size = os.fstat(self._fd).st_size
-                self._tail = self._tail_in(self._fd)
+                self._tail = self._read_tail_before_run(self._fd)
         except FileNotFoundError:
             pass  # the first decision makes it
         except OSError as error:
-            self._record_drop("unread", os_reason(error))
+            self._record_dropped_input("unread", os_reason(error))
         except ValueError as error:  # a NUL in the path
-            self._record_drop("unread", str(error))
+            self._record_dropped_input("unread", str(error))
 
     def files(self) -> dict[str, int]:
-        """Its descriptor, by channel, where a file was there when the run began."""
+        """Return the decision log's descriptor, by channel, where it was a file at the begin."""
         return {POLICY: self._fd} if self._fd >= 0 else {}
 
     async def run(self, out: Out, /) -> None:
@@ -540,7 +540,7 @@ class DecisionLog:
         await out.send(Batch(CHANNELS, [*self.unused]))
 
     def end(self) -> None:
-        """Nobody of the run is left who could decide."""
+        """Say that nobody of the run is left who could decide."""
         self._is_over.set()
 
     def _read_decisions(self) -> Iterator[bytes]:
@@ -554,7 +554,7 @@ class DecisionLog:
                 beginning = self._start_of_run_in(fd)
                 yield from self._written_since(file, beginning)
         except OSError as error:
-            self._record_drop("unread", os_reason(error))
+            self._record_dropped_input("unread", os_reason(error))
 
     def _written_since(self, file: FileIO, beginning: int) -> Iterator[bytes]:
         """Give what a file holds behind `beginning` at this moment, or what comes out of a pipe."""
@@ -577,10 +577,10 @@ class DecisionLog:
             rest -= len(block)
             yield block
         if not rest and is_more:
-            self._record_drop("unread", f"more than {_MOST >> 20} MB came out")
+            self._record_dropped_input("unread", f"more than {_MOST >> 20} MB came out")
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the decision log."""
         if self._fd >= 0:
             with suppress(OSError):
                 os.close(self._fd)
@@ -592,16 +592,20 @@ class DecisionLog:
             return 0
         whole = "all of it is taken for decisions of this run"
         if not os.path.samestat(os.fstat(fd), os.fstat(self._fd)):
-            self._record_drop("replaced", f"another file took its place meanwhile, and {whole}")
+            self._record_dropped_input(
+                "replaced", f"another file took its place meanwhile, and {whole}"
+            )
             return 0
-        if os.fstat(fd).st_size < self._size or self._tail_in(fd) != self._tail:
-            self._record_drop("shortened", f"what was in it before was taken away, and {whole}")
+        if os.fstat(fd).st_size < self._size or self._read_tail_before_run(fd) != self._tail:
+            self._record_dropped_input(
+                "shortened", f"what was in it before was taken away, and {whole}"
+            )
             return 0
         return self._size
 
-    def _tail_in(self, fd: int) -> bytes:
+    def _read_tail_before_run(self, fd: int) -> bytes:
         start = max(0, self._size - _TAIL)
         return os.pread(fd, self._size - start, start)
 
-    def _record_drop(self, why: str, sentence: str) -> None:
+    def _record_dropped_input(self, why: str, sentence: str) -> None:
         self.unused.append(DroppedInput(POLICY, why, 1, f"--policy {self._path}: {sentence}"))

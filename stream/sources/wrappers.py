@@ -50,8 +50,8 @@ class WrapperCall(Struct):
         return command_category_of(self.name, self.words)
 
 
-class CallReader:
-    """What came through the fifo, as calls. What is no call is counted."""
+class WrapperCallReader:
+    """Reads calls from what the wrappers wrote to the fifo. What is no call is counted."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -61,7 +61,7 @@ class CallReader:
         self._ends: dict[int, list[int]] = {}  # of the pieces of each
 
     def feed(self, data: bytes) -> Iterator[WrapperCall]:
-        """Give the calls that are complete with these bytes."""
+        """Yield the wrapper calls that are complete with these bytes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._at += len(line) + 1
@@ -74,7 +74,7 @@ class CallReader:
             self.lost += 1
 
     def finish(self) -> None:
-        """Those that were ended while they told are lost."""
+        """Count the wrappers that were ended in the middle of a call as lost."""
         self.lost += len(self._begun) + bool(self._rest)
 
     def _read_call_line(self, line: bytes) -> WrapperCall | None:
@@ -95,12 +95,12 @@ class CallReader:
         if len(words) < 4 or words.pop() or not _is_pid(words[1]):
             self.lost += 1
             return None
-        name, parent, cwd, *arguments = map(_plain, words)
-        told = (*ends,) if len(ends) <= MOST_PIECES else ()
-        return WrapperCall(int(pid), int(parent), os.fsdecode(name), cwd, arguments, told)
+        name, parent, cwd, *arguments = map(_unescaped_word, words)
+        ends_told = (*ends,) if len(ends) <= MOST_PIECES else ()
+        return WrapperCall(int(pid), int(parent), os.fsdecode(name), cwd, arguments, ends_told)
 
     def _hold_unfinished_call(self, pid: int, text: bytearray, ends: list[int]) -> None:
-        """Whoever writes what is no command must not fill our memory."""
+        """Hold an unfinished call, up to a limit: what is no command must not fill our memory."""
         if len(text) > MOST_HELD:
             self.lost += 1
             return
@@ -117,20 +117,20 @@ def _is_pid(word: bytes) -> bool:
     return word.isdigit() and len(word) <= 10
 
 
-def _plain(word: bytes) -> bytes:
+def _unescaped_word(word: bytes) -> bytes:
     if b"%" not in word:
         return word
     return word.replace(b"%1F", b"\x1f").replace(b"%0A", b"\n").replace(b"%25", b"%")
 
 
 PASSED_BY = "the wrappers were taken away or changed"
-MOST_VOUCHED = 50_000  #: lines of which it is looked up who wrote them
+MOST_VERIFIED = 50_000  #: lines of which it is looked up who wrote them
 _BLOCK = 1 << 12
 _encode = msgspec.json.Encoder().encode
 
 
 class WrapperOutput(Struct):
-    """What came from the wrappers, for who knows who wrote it."""
+    """What came from the wrappers, for the feed, which saw who wrote it."""
 
     received: int = 0  #: bytes
     #: of each line of the log: how many bytes had come with each of its pieces
@@ -141,7 +141,7 @@ class ObservedCommands(Struct):
     """What the kernel says of the calls of wrapped programs."""
 
     is_complete: bool  #: nothing of it is missing
-    vouched: Collection[int] = ()  #: lines of the command log that a wrapper was seen to write
+    verified: Collection[int] = ()  #: lines of the command log that a wrapper was seen to write
     wrappers: int = 0  #: that ran
     programs: Mapping[str, int] = {}  #: by name: those that ran and were no wrapper's
     tests: Mapping[str, int] = {}  #: by name: runs of tests among those
@@ -154,13 +154,13 @@ class CommandLog:
         self, path: Path, wrappers: Wrappers, capture_policy: CapturePolicy, clock: Clock
     ) -> None:
         self.count = 0
-        self.heard = WrapperOutput()
+        self.wrapper_output = WrapperOutput()
         self.categories: Counter[str] = Counter()
         self._path = path
         self._wrappers = wrappers
         self._policy = capture_policy
         self._clock = clock
-        self._reader = CallReader()
+        self._reader = WrapperCallReader()
         self._journal: AppendFile | None = None
         self._lost = 0
         self._trouble = ""  #: why there is no journal
@@ -177,17 +177,17 @@ class CommandLog:
 
     @property
     def fd(self) -> int:
-        """What the wrappers write to."""
+        """The fifo that the wrappers write to."""
         return self._fd
 
     @property
     def lost(self) -> int:
-        """Calls of which there was too little, or for which there was no room."""
+        """Calls of wrappers of which too little came, or for which there was no room."""
         return self._reader.lost + self.unwritten
 
     @property
     def unwritten(self) -> int:
-        """Those for which there was no room. Of the others nobody knows whether they were any."""
+        """Calls for which there was no room. Of the others nobody knows whether they were any."""
         return self._lost + (len(self._journal.waiting) if self._journal else 0)
 
     @property
@@ -197,23 +197,23 @@ class CommandLog:
             return self._trouble
         return self._journal.trouble if self._journal.waiting else ""
 
-    def kept(self) -> RecordedFile:
-        """What was written, whatever the file holds by now."""
+    def recorded_file(self) -> RecordedFile:
+        """Return the command log as it was written, whatever the file holds by now."""
         assert self._journal is not None
         return self._journal.recorded()
 
     @property
-    def is_made(self) -> bool:
-        """Return whether there was a call to write."""
+    def has_records(self) -> bool:
+        """Return whether a wrapper reported a call, so that there is a log."""
         return self._journal is not None
 
     @property
-    def is_ours(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether nobody else removed, replaced or wrote into the log."""
         return self._journal is None or self._journal.is_as_written()
 
     async def run(self) -> None:
-        """Read calls until nobody is left to make one."""
+        """Read wrapper calls until nobody is left to make one."""
         while True:
             if not self._is_over:
                 with CancelScope() as self._wait:
@@ -223,13 +223,13 @@ class CommandLog:
                 self._reader.finish()
                 return
 
-    def agent_is_over(self) -> None:
-        """What has come until now was called before; what comes now, afterwards."""
+    def mark_agent_end(self) -> None:
+        """Note that the agent has ended: calls that come from now on are not its own."""
         self._read_fifo()
         self._is_after = True
 
     def end(self) -> None:
-        """Nobody is left to call."""
+        """Say that nobody is left to call a wrapper."""
         self._is_over = True
         if self._wait is not None:
             self._wait.cancel()
@@ -241,13 +241,13 @@ class CommandLog:
             self._journal.close()
 
     def _read_fifo(self) -> None:
-        """What there is: a fifo holds sixteen blocks at most, and who floods it may wait."""
+        """Read what the fifo holds: sixteen blocks at most, and who floods it may wait."""
         for _ in range(16):
             try:
                 data = os.read(self._fd, _BLOCK)
             except BlockingIOError:
                 return
-            self.heard.received += len(data)
+            self.wrapper_output.received += len(data)
             now = time.monotonic_ns()
             for called in self._reader.feed(data):
                 self._write_command(called, now)
@@ -262,8 +262,8 @@ class CommandLog:
                 self._lost += 1
                 return
         self.count += 1
-        if len(self.heard.lines) < MOST_VOUCHED:
-            self.heard.lines.append(called.ends)
+        if len(self.wrapper_output.lines) < MOST_VERIFIED:
+            self.wrapper_output.lines.append(called.ends)
         self.categories[called.category] += 1
         words = [os.fsencode(called.name), *called.words]
         record = CommandRecord(

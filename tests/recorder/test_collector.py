@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.sources import tool_calls
-from stream.sources.tool_calls import MOST, MOST_BODY, MOST_HEAD, MOST_UNKNOWN, Collector
+from stream.sources.tool_calls import MOST, MOST_BODY, MOST_HEAD, MOST_UNKNOWN, TelemetryCollector
 
 LIMIT = 120.0
 SMALL = b'{"a":1}'
@@ -41,7 +41,7 @@ def packed(body: bytes, target: bytes = b"/x") -> bytes:
 class Heard:
     def __init__(self) -> None:
         self._taken: list[bytes] = []
-        self.collector = Collector()
+        self.collector = TelemetryCollector()
         environment = self.collector.open()
         url = environment[b"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"].decode()
         address, self.target = url.removeprefix("http://").partition("/")[::2]
@@ -50,7 +50,7 @@ class Heard:
 
     @property
     def bodies(self) -> list[bytes]:
-        self._taken += [block.data for block in self.collector.take()]
+        self._taken += [block.data for block in self.collector.take_blocks()]
         return self._taken
 
     @property

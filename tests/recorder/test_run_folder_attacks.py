@@ -10,7 +10,7 @@ import tarfile
 
 import pytest
 
-from stream.sources.wrappers import MOST_BEGUN, MOST_HELD, MOST_IN_ALL, CallReader
+from stream.sources.wrappers import MOST_BEGUN, MOST_HELD, MOST_IN_ALL, WrapperCallReader
 from tests.cli.command import Place
 from tests.recorder.runs import LOG, LOGGED, Run, observe, only_run
 
@@ -186,7 +186,7 @@ def test_lines_that_no_wrapper_wrote(place: Place, line: str) -> None:
 
 
 def test_who_floods_the_log_does_not_fill_our_memory() -> None:
-    reader = CallReader()
+    reader = WrapperCallReader()
     for pid in range(2 * MOST_BEGUN):
         assert not list(reader.feed(b"%d 0 x\n" % pid))
     assert reader.lost == MOST_BEGUN

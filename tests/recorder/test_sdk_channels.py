@@ -13,7 +13,7 @@ import pytest
 from anyio import create_memory_object_stream, create_task_group, fail_after, run
 
 from stream.pipeline import Batch
-from stream.sources.tool_calls import Channels
+from stream.sources.tool_calls import ToolCallChannels
 from tests.cli.command import PATIENCE, Place
 from tests.feeds import FEEDS
 from tests.recorder.runs import Run, observe, records
@@ -205,7 +205,7 @@ def test_a_log_that_is_made_shorter_is_reported(tmp_path: Path) -> None:
     """Whoever can write there can do that, but not in silence."""
 
     async def work() -> list[Any]:
-        channels = Channels(tmp_path / "home", "hooks")
+        channels = ToolCallChannels(tmp_path / "home", "hooks")
         channels.open()
         channels.log.write_bytes(b"said\n")
         out, told = create_memory_object_stream[Batch[Any]](8)

@@ -82,7 +82,7 @@ async def test_a_reader_that_does_not_read_slows_and_can_be_left(tmp_path: Path)
             tasks.start_soon(tee.run)
             await wait_readable(copy_read)
             assert producer.is_alive()
-            relay.give_up()
+            relay.give_up_reader()
     producer.join()
     output.finish()
     assert (tmp_path / "out").read_bytes() == data

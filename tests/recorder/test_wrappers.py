@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stream.evidence.command_lines import command_category_of
 from stream.process.wrapper_scripts import PIECE, Wrappers, make_wrappers
-from stream.sources.wrappers import MOST_HELD, CallReader, WrapperCall
+from stream.sources.wrappers import MOST_HELD, WrapperCall, WrapperCallReader
 
 SHOW = '#!/bin/sh\nprintf \'%s\\0\' "$0" "$@"\n'
 
@@ -54,8 +54,8 @@ def call(made: Wrappers, name: str, *words: str | bytes) -> bytes:
     ).stdout
 
 
-def told(fifo: int, reader: CallReader | None = None) -> list[WrapperCall]:
-    reader = reader or CallReader()
+def told(fifo: int, reader: WrapperCallReader | None = None) -> list[WrapperCall]:
+    reader = reader or WrapperCallReader()
     found: list[WrapperCall] = []
     while True:
         try:
@@ -93,7 +93,7 @@ def test_a_long_command_line(made: Wrappers, fifo: int) -> None:
 
 
 def test_many_at_the_same_time(made: Wrappers, fifo: int) -> None:
-    reader = CallReader()
+    reader = WrapperCallReader()
     found: list[WrapperCall] = []
     with ThreadPoolExecutor(8) as workers:
         todo = [workers.submit(call, made, "git", str(n), "z" * PIECE, "\n" * n) for n in range(60)]
@@ -156,14 +156,14 @@ GOOD = b"7 1 git\x1f1\x1f/\x1fx\x1f\n"
     ],
 )
 def test_junk_is_counted_and_spoils_nothing(junk: bytes) -> None:
-    reader = CallReader()
+    reader = WrapperCallReader()
     assert [one.words for one in reader.feed(junk + GOOD)] == [[b"x"]]
     reader.finish()
     assert reader.lost == 1
 
 
 def test_one_that_was_cut_short_is_counted() -> None:
-    reader = CallReader()
+    reader = WrapperCallReader()
     assert not list(reader.feed(b"9 0 git\x1f1"))
     assert not list(reader.feed(b"\n8 0 a\n"))
     reader.finish()
@@ -173,7 +173,7 @@ def test_one_that_was_cut_short_is_counted() -> None:
 @given(st.lists(st.integers(1, 40), max_size=20))
 def test_however_it_is_cut(cuts: list[int]) -> None:
     data = b"7 0 gi\n8 1 ls\x1f1\x1f/\x1f\njunk\n7 1 t\x1f1\x1f/\x1fa%0Ab\x1f\n"
-    reader, start = CallReader(), 0
+    reader, start = WrapperCallReader(), 0
     found: list[WrapperCall] = []
     for cut in [*cuts, len(data)]:
         found += reader.feed(data[start : start + cut])

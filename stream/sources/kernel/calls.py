@@ -192,11 +192,13 @@ class LossReasons:
         if event.ret is None or event.ret < 0:
             return
         if event.call in _POWERS:
-            self.add(_POWERS[event.call])
+            self.add_reason(_POWERS[event.call])
         elif "outside" in event.marks:
-            self.add(f"the run reached by {event.call} into a process that is none of its own")
+            self.add_reason(
+                f"the run reached by {event.call} into a process that is none of its own"
+            )
 
-    def add(self, reason: str) -> None:
+    def add_reason(self, reason: str) -> None:
         """Add a reason why the record cannot be complete, once."""
         self._found[reason] = None
 

@@ -52,33 +52,33 @@ CALLS = (
 _NUMBER = {name: number for number, name in enumerate(CALLS)}
 
 
-def _numbers(*names: str) -> frozenset[int]:
+def _call_numbers(*names: str) -> frozenset[int]:
     return frozenset(_NUMBER[name] for name in names)
 
 
-def _numbers_with(argument: str) -> frozenset[int]:
-    return _numbers(*(calls_with(argument) & _NUMBER.keys()))
+def _call_numbers_with(argument: str) -> frozenset[int]:
+    return _call_numbers(*(calls_with(argument) & _NUMBER.keys()))
 
 
 _LAST_OPEN = _NUMBER["open_by_handle_at"]
 _LAST_ANSWERED = _NUMBER["exec"]
-_PEERS = _numbers("connect", *SENDS)
-_REACHING = _numbers(*REACHING)
-_LETTING_IN = _numbers(*ACCEPTS, "pidfd_getfd")
-_WITH_PATH = _numbers_with("path") | _numbers_with("text") | _numbers("exec")
-_MAY_LACK_PATH = _numbers(*WITHOUT_PATH)
-_ATTRIBUTES = _numbers_with("name")
-_VALUES = _ATTRIBUTES & _numbers_with("size")
-_TWO_PATHS = _numbers_with("to")
-_OWNERS = _numbers_with("uid")
-_SIZES = _numbers_with("size") - _ATTRIBUTES
-_MODES = _numbers_with("mode")
+_PEERS = _call_numbers("connect", *SENDS)
+_REACHING = _call_numbers(*REACHING)
+_LETTING_IN = _call_numbers(*ACCEPTS, "pidfd_getfd")
+_WITH_PATH = _call_numbers_with("path") | _call_numbers_with("text") | _call_numbers("exec")
+_MAY_LACK_PATH = _call_numbers(*WITHOUT_PATH)
+_ATTRIBUTES = _call_numbers_with("name")
+_VALUES = _ATTRIBUTES & _call_numbers_with("size")
+_TWO_PATHS = _call_numbers_with("to")
+_OWNERS = _call_numbers_with("uid")
+_SIZES = _call_numbers_with("size") - _ATTRIBUTES
+_MODES = _call_numbers_with("mode")
 #: They act on the name that they are given, even where that is a link.
-_ON_NAMES = _numbers(
+_ON_NAMES = _call_numbers(
     *("unlink", "unlinkat", "rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir"),
     *("link", "lchown", "mknod", "mknodat", "lsetxattr", "lremovexattr"),
 )
-_MAY_BE_EMPTY = _numbers(
+_MAY_BE_EMPTY = _call_numbers(
     *("linkat", "fchownat", "fchmodat2", "execveat", "utimensat", "setxattrat", "removexattrat"),
     *("file_setattr", "open_tree", "open_tree_attr"),
 )
@@ -148,7 +148,7 @@ class RingDecoder:
         return {name: n for name, n in zip(_SCOPES, self._scopes, strict=True) if n}
 
     @property
-    def unended(self) -> int:
+    def unended_processes(self) -> int:
         """Return of how many processes the beginning was seen, and not the end."""
         return len(self._living)
 
@@ -238,7 +238,7 @@ class RingDecoder:
             event = self._requests.pop(record[11], None)
             if event is None:
                 return []  # its request was lost
-            event.ret, event.ts = _seen(record[7]), record[8]
+            event.ret, event.ts = _seen_result(record[7]), record[8]
             return [event]
         if not self._has_begun:
             if CALLS[call] in _OF_NO_COMMAND:
@@ -276,17 +276,17 @@ class RingDecoder:
         if flags & _ORDINARY:
             event.marks = [mark for bit, mark in _MARKS if flags & bit]
         if call <= _LAST_ANSWERED and not flags & _URING:
-            event.ret = _seen(ret)
+            event.ret = _seen_result(ret)
         parts = split_by_sizes(data, record[12:17])
         if call in _PEERS:
-            self._put_socket_peer(event, flags, record[3], parts)
+            self._set_socket_peer(event, flags, record[3], parts)
         elif event.call == "bind":
-            _put_bound_socket(event, record[3], parts[0], *map(self._path_of_names, parts[1:3]))
+            _set_bound_socket(event, record[3], parts[0], *map(self._path_of_names, parts[1:3]))
         elif call in _LETTING_IN or call in _REACHING:
             event.target = extra
             event.flags, event.resolved = record[9], self._path_of_names(parts[1])
             if call in _LETTING_IN:
-                _put_accepted_socket(event, record[3], parts[0])
+                _set_accepted_socket(event, record[3], parts[0])
         elif event.call == "fork":
             event.child = extra
         elif event.call == "exit":
@@ -296,13 +296,13 @@ class RingDecoder:
         elif event.call == "io_uring_setup":
             self.urings += ret >= 0
         else:
-            self._put_event_paths(event, call, flags, parts)
-            _put_event_numbers(event, call, record)
+            self._set_event_paths(event, call, flags, parts)
+            _set_event_numbers(event, call, record)
         if flags & _SHARED_FILES and event.path != event.resolved:
             event.marks = [*event.marks, "shared_files"]
         return event
 
-    def _put_socket_peer(
+    def _set_socket_peer(
         self, event: RawEvent, flags: int, family: int, parts: list[bytes]
     ) -> None:
         """Put whom the socket address of a connect or send in a ring record names."""
@@ -313,7 +313,7 @@ class RingDecoder:
         if event.peer and (base := self._path_of_names(parts[2])):  # a socket's name, from a folder
             event.peer = f"unix:{base.rstrip('/')}/{event.peer.removeprefix('unix:')}"
 
-    def _put_event_paths(self, event: RawEvent, call: int, flags: int, parts: list[bytes]) -> None:
+    def _set_event_paths(self, event: RawEvent, call: int, flags: int, parts: list[bytes]) -> None:
         """Put the paths, the words or the attribute's name that a ring record's call was given."""
         path, resolved, base, to_path, to_base = parts
         if call in _WITH_PATH and not flags & _NO_PATH:
@@ -348,7 +348,7 @@ class RingDecoder:
         return folder
 
 
-def _put_bound_socket(
+def _set_bound_socket(
     event: RawEvent, family: int, address: bytes, resolved: str | None, base: str | None
 ) -> None:
     """Put the path of a bind to a local socket whose name makes a file; else whom it names."""
@@ -359,7 +359,7 @@ def _put_bound_socket(
         event.peer = peer_text(address, family=family)
 
 
-def _put_accepted_socket(event: RawEvent, family: int, address: bytes) -> None:
+def _set_accepted_socket(event: RawEvent, family: int, address: bytes) -> None:
     """Put the name of a local socket itself: who has come seldom has one."""
     if family != AF_UNIX:
         event.peer = peer_text(address, family=family)
@@ -368,11 +368,11 @@ def _put_accepted_socket(event: RawEvent, family: int, address: bytes) -> None:
     event.resolved = None
 
 
-def _seen(ret: int) -> int | None:
+def _seen_result(ret: int) -> int | None:
     return None if ret in NO_RESULT else ret
 
 
-def _put_event_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:
+def _set_event_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:
     """Put the flags, the mode, the size or the owner that a ring record's call was given."""
     flags, mode, extra = record[9], record[10], record[11]
     event.flags = flags

@@ -30,10 +30,10 @@ from stream.records.control import TELEMETRY, Gap
 from stream.records.kernel import RawCapture, Telemetry, taint
 from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.decode import RingDecoder
-from stream.sources.kernel.loader import Attachment, attach_feed_programs, wake_at
+from stream.sources.kernel.loader import Attachment, attach_feed_programs, wake_threshold
 
 if TYPE_CHECKING:
-    from stream.sources.kernel.loader import Loaded
+    from stream.sources.kernel.loader import LoadedPrograms
 
 _ONE_CPU = struct.Struct("36Q")
 _URING = 11  # where the object counts the io_urings that were set up
@@ -53,11 +53,11 @@ class RingCounters(Struct, frozen=True):
 class CounterReader:
     """Reads what the programs in the kernel counted."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedPrograms) -> None:
         self._loaded = loaded
         self._size = _ONE_CPU.size * _possible_cpus()
 
-    def lost(self) -> int:
+    def lost_events(self) -> int:
         """Return how many events were lost: each look into the ring asks for this alone."""
         numbers = memoryview(self._loaded.read_map_value("books", self._size)).cast("Q")
         return sum(numbers[:: _ONE_CPU.size // 8])
@@ -115,7 +115,7 @@ def _unknown_ring_loss(
     if has_group and decoder.scopes.get("both") and decoder.scopes.get("tree"):
         # It is on record by its parents, but who leaves may have taken others along unseen.
         reasons.append("a process of the run left its control group")
-    unseen = decoder.unended - living
+    unseen = decoder.unended_processes - living
     if unseen > 0 and not (counters.lost or counters.lost_forks):  # which explain it
         reasons.append(f"processes that were over, and whose end was not seen: {unseen}")
     return "; ".join(reasons)
@@ -173,7 +173,7 @@ def _possible_cpus() -> int:
 PAGE = mmap.PAGESIZE
 
 
-class Ring:
+class RingBuffer:
     """The ring buffer that the kernel writes, mapped: whole records, never a torn one."""
 
     def __init__(self, fd: int, size: int) -> None:
@@ -187,23 +187,23 @@ class Ring:
         self._barrier = threading.Lock()
 
     @property
-    def read(self) -> int:
+    def bytes_read(self) -> int:
         """Return how many bytes have been taken out of the ring since the beginning."""
         return self._read[0]
 
     @property
-    def written(self) -> int:
+    def bytes_written(self) -> int:
         """Return how many bytes have been put into the ring; what comes after this call is read no
         earlier than this number."""
         position = self._written[0]
         with self._barrier:  # the one acquire that Python can spell
             return position
 
-    def peek_records(self, most: int) -> bytes:
+    def read_records(self, most: int) -> bytes:
         """Return the next bytes of the ring, at most so many. Records that are still being written
         are marked so in their length."""
         start = self._read[0]
-        length = min(self.written - start, most)
+        length = min(self.bytes_written - start, most)
         if length <= 0:
             return b""
         offset = start & self._mask
@@ -218,8 +218,8 @@ class Ring:
                 return second
             first = second
 
-    def take(self, length: int) -> None:
-        """Give bytes that were read back to the kernel."""
+    def release_bytes(self, length: int) -> None:
+        """Give bytes of the ring that were read back to the kernel."""
         self._read[0] += length
 
     def close(self) -> None:
@@ -245,15 +245,15 @@ def urgent_thread() -> Iterator[None]:
     except PermissionError:
         yield
         return
-    _inherit(os.SCHED_OTHER | os.SCHED_RESET_ON_FORK)
+    _set_inherited_policy(os.SCHED_OTHER | os.SCHED_RESET_ON_FORK)
     try:
         yield
     finally:
-        _inherit(os.SCHED_OTHER)
+        _set_inherited_policy(os.SCHED_OTHER)
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
-def _inherit(policy: int) -> None:
+def _set_inherited_policy(policy: int) -> None:
     os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
@@ -282,8 +282,8 @@ class EbpfFeed:
         self._loaded = attachment.loaded
         self._sees_uring = attachment.sees_uring
         self._guard, self._cgroup = guard, cgroup
-        self._ring, self._ring_bytes = Ring(self._loaded.maps["ring"], ring_bytes), ring_bytes
-        self._wake = wake_at(ring_bytes)
+        self._ring, self._ring_bytes = RingBuffer(self._loaded.maps["ring"], ring_bytes), ring_bytes
+        self._wake = wake_threshold(ring_bytes)
         self._decoder = RingDecoder(names)
         self._counters = CounterReader(self._loaded)
         self._is_ended = self._is_closed = False
@@ -350,7 +350,7 @@ class EbpfFeed:
                     await wait_readable(self._poller.fileno())
                 self._poller.poll(0)
         self._loaded.detach()
-        counters = await self._settle_counters(out)
+        counters = await self._wait_for_counters(out)
         capture = ebpf_capture_of(
             counters,
             self._decoder,
@@ -369,11 +369,11 @@ class EbpfFeed:
         more. Nothing is taken across a gap at a time."""
         taken = least
         while taken >= least or self._gaps:
-            before = self._ring.read
+            before = self._ring.bytes_read
             if batch := self._take_ring_events():
                 await out.send(Batch(TELEMETRY, batch))
             await checkpoint()  # a send to a queue with room does not let the others run
-            taken = self._ring.read - before
+            taken = self._ring.bytes_read - before
 
     def _take_ring_events(self) -> list[Telemetry]:
         """Return the next events, at most up to the next gap."""
@@ -381,22 +381,22 @@ class EbpfFeed:
         if self._gaps:
             until = min(until, self._gaps[0][0])
         events, length = self._decoder.decode_ring_records(
-            self._ring.peek_records(min(STEP, until - self._ring.read))
+            self._ring.read_records(min(STEP, until - self._ring.bytes_read))
         )
-        self._ring.take(length)
-        return [*events, *self._gaps_up_to(self._ring.read)]
+        self._ring.release_bytes(length)
+        return [*events, *self._gaps_up_to(self._ring.bytes_read)]
 
     def _note_ring_losses(self) -> int:
         """Note what was lost since the last look: it lies between where the ring was before that
         one, and where it is after this one. Return up to where all losses are known."""
-        before = self._ring.written
-        lost = self._counters.lost()
+        before = self._ring.bytes_written
+        lost = self._counters.lost_events()
         if lost > self._lost_in_gaps:
             begins = Gap(source=self.name, lost=0, reason=FULL, unit="events", begins=True)
             ends = Gap(source=self.name, lost=lost - self._lost_in_gaps, reason=FULL, unit="events")
             # Where the gap before it ends later than this one begins, the two are one.
             begun = max(self._known_until, self._gaps[-1][0]) if self._gaps else self._known_until
-            self._gaps += (begun, begins), (self._ring.written, ends)
+            self._gaps += (begun, begins), (self._ring.bytes_written, ends)
             self._lost_in_gaps = lost
         self._known_until = before
         return before
@@ -408,7 +408,7 @@ class EbpfFeed:
             gaps.append(self._gaps.popleft()[1])
         return gaps
 
-    async def _settle_counters(self, out: Out) -> RingCounters:
+    async def _wait_for_counters(self, out: Out) -> RingCounters:
         """Wait until the counters balance: a program may still have been at work when it was
         detached."""
         for _ in range(SETTLE):

@@ -37,7 +37,7 @@ def is_known_machine() -> bool:
     return platform.machine() in _CALL
 
 
-class Loaded:
+class LoadedPrograms:
     """Programs and maps in the kernel, and what attaches them: descriptors, until `close`."""
 
     def __init__(self, maps: dict[str, int], programs: dict[str, int]) -> None:
@@ -81,9 +81,9 @@ class Loaded:
                 return found
             key, found = ctypes.create_string_buffer(after.raw[:4], 4), found + 1
 
-    def write(self, name: str, data: bytes) -> None:
+    def write_map_value(self, name: str, data: bytes) -> None:
         """Set the value at 0 of a map."""
-        _write(self.maps[name], data)
+        _write_map(self.maps[name], data)
 
     def freeze_maps(self) -> None:
         """Let the programs alone change what is in the maps, whoever asks. Not in the ring, where a
@@ -100,7 +100,7 @@ class Loaded:
         self.maps, self._programs = {}, {}
 
 
-def load_bpf_object(blob: Path, config: bytes, sizes: Mapping[str, int]) -> Loaded:
+def load_bpf_object(blob: Path, config: bytes, sizes: Mapping[str, int]) -> LoadedPrograms:
     """Load an object. `config` takes the place of the beginning of its constants; `sizes` are those
     of its maps."""
     try:
@@ -131,7 +131,7 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _load_skeleton(raw: bytes, config: bytes, sizes: Mapping[str, int]) -> Loaded:
+def _load_skeleton(raw: bytes, config: bytes, sizes: Mapping[str, int]) -> LoadedPrograms:
     """Run the loader program of a light skeleton; return the maps and BPF programs that it made."""
     start = 4 + int.from_bytes(raw[:4], "little")
     head = json.loads(raw[4:start])
@@ -147,7 +147,7 @@ def _load_skeleton(raw: bytes, config: bytes, sizes: Mapping[str, int]) -> Loade
     descriptors = struct.iter_unpack("<i12x", context.raw[_CONTEXT:][: _MAP * len(maps)])
     at = _CONTEXT + _MAP * len(maps)
     loaded = struct.unpack_from(f"<{len(programs)}i", context.raw, at)
-    return Loaded(
+    return LoadedPrograms(
         {name: fd for name, (fd,) in zip(maps, descriptors, strict=True)},
         dict(zip(programs, loaded, strict=True)),
     )
@@ -173,7 +173,7 @@ def _run_loader(data: bytes, code: bytes, context: ctypes.Array[ctypes.c_char]) 
         struct.pack("<IIIIIII16s", _ARRAY, 4, len(data), 1, 0, 0, 0, b"stream_loader"),
     )
     try:
-        _write(table, data)
+        _write_map(table, data)
         program = _load_loader_program(code, table)
     finally:
         os.close(table)
@@ -207,7 +207,7 @@ def _load_loader_program(code: bytes, table: int) -> int:
     )
 
 
-def _write(fd: int, data: bytes) -> None:
+def _write_map(fd: int, data: bytes) -> None:
     key, value = ctypes.create_string_buffer(4), ctypes.create_string_buffer(data, len(data))
     _bpf(_UPDATE, _map_element(fd, key, value))
 
@@ -254,7 +254,7 @@ _BPF_AND_PERFMON = 1 << 39 | 1 << 38
 class Attachment(Struct, frozen=True):
     """Programs that run in the kernel."""
 
-    loaded: Loaded
+    loaded: LoadedPrograms
     name: str  #: of the object
 
     @property
@@ -277,7 +277,7 @@ def attach_feed_programs(
     made = _load_first_object(config, {"ring": ring_bytes, "tree": tree_size})
     try:
         if cgroup is not None:
-            _put_cgroup(made.loaded, cgroup)
+            _set_cgroup(made.loaded, cgroup)
         made.loaded.freeze_maps()
         made.loaded.attach()
     except (OSError, FeedError) as error:
@@ -286,7 +286,7 @@ def attach_feed_programs(
     return made
 
 
-def wake_at(ring_bytes: int) -> int:
+def wake_threshold(ring_bytes: int) -> int:
     """Return at how many bytes to wake up: earlier in a small ring, which is full sooner."""
     return min(WAKE, ring_bytes // 64)
 
@@ -303,7 +303,7 @@ def _object_constants(
         space.st_ino,
         guard,
         use_cgroup,
-        wake_at(ring_bytes),
+        wake_threshold(ring_bytes),
         len(watch),
         ring_bytes // 4,
         mounts,
@@ -331,14 +331,14 @@ def _load_first_object(config: bytes, sizes: dict[str, int]) -> Attachment:
     raise _explain_load_failure(refused)
 
 
-def _put_cgroup(loaded: Loaded, cgroup: Path) -> None:
+def _set_cgroup(loaded: LoadedPrograms, cgroup: Path) -> None:
     """Put the run's control group into the map by which the BPF programs know it."""
     try:
         fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise FeedError(f"{cgroup}: {os_reason(error)}") from None
     try:
-        loaded.write("cgroup", fd.to_bytes(4, "little"))
+        loaded.write_map_value("cgroup", fd.to_bytes(4, "little"))
     except OSError:
         raise FeedError(f"{cgroup}: not a control group of version 2") from None
     finally:

@@ -35,10 +35,10 @@ from stream.sources.kernel.strace_syntax import (
     CallResult,
     add_mark,
     clone_flags,
-    exit_status,
     may_mount,
-    parse_arguments,
-    read_result,
+    parse_call_arguments,
+    read_call_result,
+    strace_exit_status,
 )
 
 
@@ -89,10 +89,10 @@ class Fork(Struct):
         return task
 
 
-Ask = Callable[[int], tuple[int, int] | None]  #: of a thread: its process, and that one's parent
+AskThread = Callable[[int], tuple[int, int] | None]  #: of a thread: process, and its parent
 
 
-def ask_proc(tid: int) -> tuple[int, int] | None:
+def ask_proc_for_thread(tid: int) -> tuple[int, int] | None:
     """Ask /proc for the process and the parent of a thread; None: it is over."""
     from pathlib import Path
 
@@ -107,7 +107,7 @@ def ask_proc(tid: int) -> tuple[int, int] | None:
 class Tasks:
     """The threads of a run, and whose each is."""
 
-    def __init__(self, cwd: str, ask: Ask = ask_proc) -> None:
+    def __init__(self, cwd: str, ask: AskThread = ask_proc_for_thread) -> None:
         self.living: dict[int, Task] = {}
         #: came from nowhere that is known: whoever made them has not returned from it, or never did
         self.uncertain: set[int] = set()
@@ -368,7 +368,7 @@ class StraceParser:
         self,
         monotonic_of: Callable[[int], int],
         cwd: str,
-        ask: Ask = ask_proc,
+        ask: AskThread = ask_proc_for_thread,
         watch: Sequence[WatchedFile] = (),
     ) -> None:
         """`monotonic_of` converts the wall clock of the first line, in ns."""
@@ -379,7 +379,7 @@ class StraceParser:
         self.doubts = LossReasons()
         self._bound: dict[bytes, str] = {}  # sockets: the name of a local one, else nothing
         self._monotonic_of = monotonic_of
-        self._streams = syntax.streams_of(watch)
+        self._streams = syntax.streams_by_path(watch)
         self._now: int | None = None
         self._parts: list[bytes] = []  # of a line that is not whole yet
         # By thread: the call and its arguments; of a write, the path of what it writes to.
@@ -393,7 +393,7 @@ class StraceParser:
         return self._now is not None
 
     def feed(self, data: bytes) -> list[Item]:
-        """Return what the lines become that these bytes complete."""
+        """Return the events of the strace lines that these bytes complete."""
         head, newline, rest = data.partition(b"\n")
         self._parts.append(head)
         if newline:
@@ -403,17 +403,17 @@ class StraceParser:
             self._read_line(whole)
             for line in lines:
                 self._read_line(line)
-        return self._take()
+        return self._take_items()
 
     def finish(self) -> list[Item]:
-        """Return what the rest becomes: there is no more."""
+        """Return the events of what is left of strace's lines: there is no more."""
         last = b"".join(self._parts)
         self._parts = []
         if last:
             self._read_line(last)
-        return self._take()
+        return self._take_items()
 
-    def _take(self) -> list[Item]:
+    def _take_items(self) -> list[Item]:
         out, self._out = self._out, []
         return out
 
@@ -461,7 +461,7 @@ class StraceParser:
     def _begin_mount(self, call: str, rest: bytes) -> None:
         """Note a call that may mount: others may see what it does before strace says that it is
         done."""
-        result = read_result(rest)
+        result = read_call_result(rest)
         end = len(rest) if result is None else result.start
         if result is None or not result.has_failed:
             self._has_mounted |= may_mount(call, rest[:end])
@@ -502,7 +502,7 @@ class StraceParser:
 
     def _read_call_end(self, text: bytes) -> CallResult | None:
         """Return how a call ended; None: that cannot be read, which is counted."""
-        result = read_result(text)
+        result = read_call_result(text)
         if result is None:
             self._count_unparsed()
         return result
@@ -510,7 +510,7 @@ class StraceParser:
     def _parse_call(self, tid: int, task: Task, call: str, args: bytes, result: CallResult) -> None:
         """Parse the arguments of a call that strace has shown whole, and add its event."""
         name = syntax.COMPAT.get(call, call)
-        parsed = parse_arguments(name, args.removesuffix(syntax.UNFINISHED))
+        parsed = parse_call_arguments(name, args.removesuffix(syntax.UNFINISHED))
         if parsed is None:
             self._count_unparsed()
             return
@@ -531,11 +531,11 @@ class StraceParser:
             return
         if call == "seccomp":
             if not result.has_failed and parsed.event.flags & syntax.NEW_LISTENER:
-                self.doubts.add(ANSWERED)
+                self.doubts.add_reason(ANSWERED)
             self.counts.others += 1
             return
         if call in SENDS:
-            events = strace_send_events(self._time, task, tid, call, parsed, result)
+            events = strace_send_events(self._line_time, task, tid, call, parsed, result)
             for place, event in enumerate(events):
                 self._add_kernel_event(event, is_extra=place > 0)
             self.counts.others += not events
@@ -548,7 +548,7 @@ class StraceParser:
             self.has_uring = True
         if call in syntax.EXECS and result.ret == 0:
             call = "exec"
-        event = make_strace_event(self._time, task, tid, call, parsed, result)
+        event = make_strace_event(self._line_time, task, tid, call, parsed, result)
         if call == "bind" and result.ret == 0:
             self._bound[parsed.socket] = _bound_socket_name(event)
         elif call in ACCEPTS and event.peer in (None, "unix:"):
@@ -574,7 +574,9 @@ class StraceParser:
         if path not in self._streams or not result.ret or result.ret < 0:
             self.counts.others += 1
         else:
-            event = RawEvent(self._time, task.group, tid, "wrote", size=result.ret, scope="tree")
+            event = RawEvent(
+                self._line_time, task.group, tid, "wrote", size=result.ret, scope="tree"
+            )
             event.stream = self._streams[path]
             self._add_kernel_event(event)
 
@@ -584,14 +586,14 @@ class StraceParser:
         if fork is None:
             self.counts.others += 1
             return
-        self._add_kernel_event(self._fork(fork, tid, result.child))
+        self._add_kernel_event(self._fork_event(fork, tid, result.child))
 
     def _end_thread(self, tid: int, text: bytes) -> None:
         """End a thread that strace says is over; the last thread's end is its process's exit."""
         if by := _SUPERSEDED(text):
             self._supersede_thread(tid, int(by[1]))
             return
-        status = exit_status(text)
+        status = strace_exit_status(text)
         if status is None:
             self._count_unparsed()
             return
@@ -602,7 +604,7 @@ class StraceParser:
             self.counts.others += 1
         else:
             self._add_kernel_event(
-                RawEvent(self._time, tid, tid, "exit", status=status, scope="tree")
+                RawEvent(self._line_time, tid, tid, "exit", status=status, scope="tree")
             )
 
     def _end_call_unseen(self, tid: int, task: Task) -> None:
@@ -619,20 +621,20 @@ class StraceParser:
         call, args = self._halves.pop(by, ("", b""))
         self._end_call_unseen(tid, task)
         self.tasks.forget_thread(by)
-        parsed = parse_arguments(call, args) if call in syntax.EXECS else None
+        parsed = parse_call_arguments(call, args) if call in syntax.EXECS else None
         self._superseded.add(tid)
         if parsed is None:
             self._count_unparsed()
             return
         add_mark(parsed.event, "thread_exec")
         self._add_kernel_event(
-            make_strace_event(self._time, task, tid, "exec", parsed, CallResult(0, 0))
+            make_strace_event(self._line_time, task, tid, "exec", parsed, CallResult(0, 0))
         )
 
     def _read_line_after_exec(self, rest: bytes) -> None:
         """Read what strace says of an exec by a thread after that. With seccomp, it takes the
         program's first call for the end of the exec."""
-        result = read_result(rest)
+        result = read_call_result(rest)
         self.counts.halves += 1
         if result is None or result.is_misread:
             self.counts.lost += 1
@@ -643,11 +645,11 @@ class StraceParser:
         task, parent = self.tasks.find_task(tid)
         if parent is not None:
             self.counts.extra_events += 1
-            self._out.append(self._fork(parent, parent.group, tid))
+            self._out.append(self._fork_event(parent, parent.group, tid))
         return task
 
-    def _fork(self, parent: Task, tid: int, child: int) -> RawEvent:
-        return RawEvent(self._time, parent.group, tid, "fork", child=child, scope="tree")
+    def _fork_event(self, parent: Task, tid: int, child: int) -> RawEvent:
+        return RawEvent(self._line_time, parent.group, tid, "fork", child=child, scope="tree")
 
     def _count_unparsed(self) -> None:
         self.counts.unparsed += 1
@@ -662,7 +664,7 @@ class StraceParser:
         self._out.append(event)
 
     @property
-    def _time(self) -> int:
+    def _line_time(self) -> int:
         assert self._now is not None
         return self._now
 

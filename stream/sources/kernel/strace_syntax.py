@@ -40,7 +40,7 @@ def strace_number(text: bytes) -> int:
     return int(text)
 
 
-def unquote_strace_string(text: bytes) -> bytes:
+def unquote_strace_bytes(text: bytes) -> bytes:
     """Return the bytes of a string. Raises ValueError."""
     if text.count(b"\\x") * 4 != len(text):
         raise ValueError(text)
@@ -48,15 +48,15 @@ def unquote_strace_string(text: bytes) -> bytes:
 
 
 @lru_cache(4096)  # the same few folders and libraries, again and again
-def plain(text: bytes) -> str:
+def unquote_strace_text(text: bytes) -> str:
     """Return a string as text by `path_text`. Raises ValueError."""
-    return path_text(unquote_strace_string(text))
+    return path_text(unquote_strace_bytes(text))
 
 
 def descriptor_path(text: bytes, is_deleted: bool) -> str | None:
     """Return the path of a descriptor, or None: it is no file, or one in memory, whose name leads
     nowhere. Raises ValueError."""
-    name = plain(text)
+    name = unquote_strace_text(text)
     is_known = name.startswith("/") and not (is_deleted and name.startswith(_MEMORY))
     return name if is_known else None
 
@@ -67,25 +67,25 @@ def peer_of_address(address: bytes, *, is_send: bool = False) -> str | None:
     if family is None:
         return None
     if found := _IN4.search(address):
-        rest = unquote_strace_string(found[1]) + unquote_strace_string(found[2])
+        rest = unquote_strace_bytes(found[1]) + unquote_strace_bytes(found[2])
     elif found := _IN6.search(address):
         scope = strace_number(found[3] or b"0").to_bytes(4, sys.byteorder)
-        rest = unquote_strace_string(found[1]) + bytes(4) + unquote_strace_string(found[2]) + scope
+        rest = unquote_strace_bytes(found[1]) + bytes(4) + unquote_strace_bytes(found[2]) + scope
     elif found := _LOCAL.search(address):
-        rest = (b"\0" if found[1] else b"") + unquote_strace_string(found[2])
+        rest = (b"\0" if found[1] else b"") + unquote_strace_bytes(found[2])
     else:
         data = _DATA.search(address)
-        rest = unquote_strace_string(data[1]) if data else b""
+        rest = unquote_strace_bytes(data[1]) if data else b""
     return peer_text(strace_number(family[1]).to_bytes(2, sys.byteorder) + rest, is_send=is_send)
 
 
-def names_file(address: bytes) -> bool:
+def names_socket_file(address: bytes) -> bool:
     """Tell whether an address is a local one that has a name from where the process stands."""
     found = _LOCAL.search(address)
     return found is not None and not found[1] and found[2][:4] not in (b"", b"\\x2f")
 
 
-def exit_status(text: bytes) -> int | None:
+def strace_exit_status(text: bytes) -> int | None:
     """Return the status of a process that ended, as wait gives it."""
     if found := _EXITED(text):
         return (int(found[1]) & 0xFF) << 8
@@ -170,29 +170,29 @@ def _arguments(call: str) -> CallArguments:
     return CallArguments(RawEvent(0, 0, 0, call, scope="tree"))
 
 
-def _number(name: str) -> bytes:
+def _number_pattern(name: str) -> bytes:
     return b"(?P<%b>0x[0-9a-f]+|-?\\d+)" % name.encode()
 
 
-def _file(name: str) -> bytes:
+def _file_pattern(name: str) -> bytes:
     return rb"(?P<%b>-?\d+)(?:<(?P<%b_path>[^<>]*)>(?P<%b_gone>\(deleted\))?)?" % (
         (name.encode(),) * 3
     )
 
 
-def _text(name: str) -> bytes:
+def _text_pattern(name: str) -> bytes:
     return rb'(?:"(?P<%b>[^"]*)"(?P<%b_cut>\.\.\.)?|(?:NULL|0x[0-9a-f]+))' % ((name.encode(),) * 2)
 
 
 _ADDRESS = rb"(?:NULL|0x[0-9a-f]+|\{sa_family=[^{}]*\})"
 _NO_STRUCT = rb"(?:NULL|0x[0-9a-f]+)"
 _FORMS = {
-    **{name: _file(name) for name in ("dir", "todir", "fd")},
-    **{name: _text(name) for name in ("path", "to", "text", "name")},
-    "target": _number("target") + rb"(?: /\* (?P<target_here>\d+) in strace's PID NS \*/)?",
+    **{name: _file_pattern(name) for name in ("dir", "todir", "fd")},
+    **{name: _text_pattern(name) for name in ("path", "to", "text", "name")},
+    "target": _number_pattern("target") + rb"(?: /\* (?P<target_here>\d+) in strace's PID NS \*/)?",
     "argv": rb"(?P<argv>\[.*?\](?=, )|NULL|0x[0-9a-f]+)",
     "how": rb"(?:\{flags=%b(?:, mode=%b)?, resolve=%b(?:, .*)?\}|%b|\{.*\})"
-    % (*map(_number, ("flags", "mode", "resolve")), _NO_STRUCT),
+    % (*map(_number_pattern, ("flags", "mode", "resolve")), _NO_STRUCT),
     "handle": rb"(?:\{.*\}|%b)" % _NO_STRUCT,
     "socket": rb"-?\d+(?:<(?P<socket>[^<>]*)>(?:\(deleted\))?)?",
     "address": rb"(?P<address>%b)" % _ADDRESS,
@@ -210,7 +210,7 @@ _LAST_NUMBER = re.compile(b"(?:^|, )" + NUMBER + rb"(?:\)|$)")
 _FLAGS = re.compile(rb"[({ ]flags=" + NUMBER)
 
 
-def parse_arguments(call: str, args: bytes) -> CallArguments | None:
+def parse_call_arguments(call: str, args: bytes) -> CallArguments | None:
     """Return what the arguments of a call say, or None if they do not have the form that is
     known."""
     try:
@@ -266,7 +266,7 @@ def _read_text_argument(parsed: CallArguments, name: str, found: re.Match[bytes]
     if found[name] is None:
         add_mark(parsed.event, "fault")
         return
-    setattr(parsed.event, _FIELDS.get(name, name), plain(found[name]))
+    setattr(parsed.event, _FIELDS.get(name, name), unquote_strace_text(found[name]))
     if found[f"{name}_cut"]:
         add_mark(parsed.event, "truncated")
 
@@ -275,7 +275,7 @@ def _read_descriptor_argument(parsed: CallArguments, name: str, found: re.Match[
     """Read a descriptor that strace prints as an argument, with the path of its file."""
     figure, path, is_deleted = (found[group] for group in (name, f"{name}_path", f"{name}_gone"))
     if figure == b"-100":  # AT_FDCWD
-        parsed.here = None if path is None else plain(path)
+        parsed.here = None if path is None else unquote_strace_text(path)
         return
     if name == "dir":
         parsed.number = strace_number(figure)
@@ -289,7 +289,7 @@ def _read_argv(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None
     words = found[name]
     if words != b"NULL" and not _WORDS.fullmatch(words):
         add_mark(parsed.event, "fault")
-    parsed.event.argv = [plain(text) for text, _ in _WORD.findall(words)]
+    parsed.event.argv = [unquote_strace_text(text) for text, _ in _WORD.findall(words)]
     if words.endswith(b"...]") or any(is_cut for _, is_cut in _WORD.findall(words)):
         add_mark(parsed.event, "truncated")
 
@@ -389,7 +389,7 @@ def _read_peer_address(
         add_mark(parsed.event, "fault")
         return
     parsed.event.peer = peer_of_address(address, is_send=is_send)
-    parsed.is_socket_file = names_file(address)
+    parsed.is_socket_file = names_socket_file(address)
 
 
 def _arguments_by_number(call: str, args: bytes) -> CallArguments | None:
@@ -410,7 +410,7 @@ def _arguments_pattern(shape: str) -> re.Pattern[bytes]:
     pattern = b""
     for word in shape.split():
         name = word.rstrip("?")
-        part = (b", " if pattern else b"") + _FORMS.get(name, _number(name))
+        part = (b", " if pattern else b"") + _FORMS.get(name, _number_pattern(name))
         pattern += b"(?:" + part + b")?" if word.endswith("?") else part
     return re.compile(pattern)
 
@@ -450,7 +450,7 @@ class CallResult(Struct):
         return self.ret is not None and self.ret < 0
 
 
-def read_result(text: bytes) -> CallResult | None:
+def read_call_result(text: bytes) -> CallResult | None:
     """Read how a call ended from the end of its line; None where the line does not end as calls
     do."""
     found = _RESULT(text)
@@ -520,7 +520,7 @@ def path_of_write(call: str, args: bytes) -> bytes:
     return found[1] if found else b""
 
 
-def streams_of(watch: Sequence[WatchedFile]) -> dict[bytes, str]:
+def streams_by_path(watch: Sequence[WatchedFile]) -> dict[bytes, str]:
     """Return the names of watched files by their paths, as `path_of_write` gives them."""
     return {_quoted(one.path): one.name for one in watch if one.path}
 

@@ -34,7 +34,7 @@ def blob_name(machine: str, name: str) -> str:
     return f"{name}.{MACHINES[machine]}.lskel"
 
 
-def built_with() -> str:
+def build_tool_versions() -> str:
     """The versions that the bytes depend on."""
     return "; ".join(
         _run_build_tool([tool, "--version"]).decode().splitlines()[0]
@@ -73,17 +73,17 @@ def _build_skeleton(machine: str, options: tuple[str, ...]) -> bytes:
 def _pack_skeleton(header: str) -> bytes:
     """What bpftool wrote as a C header, without the C."""
     image = _bytes_of_literal(
-        header, "skel_prep_map_data((void *)", _number(header, r", 4096, (\d+)\)")
+        header, "skel_prep_map_data((void *)", _header_number(header, r", 4096, (\d+)\)")
     )
     data = _bytes_of_literal(
-        header, "opts.data = (void *)", _number(header, r"opts\.data_sz = (\d+)")
+        header, "opts.data = (void *)", _header_number(header, r"opts\.data_sz = (\d+)")
     )
     code = _bytes_of_literal(
-        header, "opts.insns = (void *)", _number(header, r"opts\.insns_sz = (\d+)")
+        header, "opts.insns = (void *)", _header_number(header, r"opts\.insns_sz = (\d+)")
     )
     head = json.dumps(
         {
-            "built_with": built_with(),
+            "built_with": build_tool_versions(),
             "maps": re.findall(r"struct bpf_map_desc (\w+);", header),
             "programs": re.findall(r"struct bpf_prog_desc (\w+);", header),
             "image": len(image),
@@ -94,7 +94,7 @@ def _pack_skeleton(header: str) -> bytes:
     return len(head).to_bytes(4, "little") + head + image + data + code
 
 
-def _number(header: str, pattern: str) -> int:
+def _header_number(header: str, pattern: str) -> int:
     found = re.findall(pattern, header)
     assert len(found) == 1, pattern
     return int(found[0])
