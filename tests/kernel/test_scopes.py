@@ -192,7 +192,8 @@ async def test_from_within_a_namespace_of_pids(
         "from pathlib import Path\n"
         "from tests.kernel.rig import run_program\n"
         "recorded = run_program(Path(sys.argv[1]), sys.argv[2], 'families')\n"
-        "print(len(recorded.events_of('fork')), len(recorded.events_of('exit')), recorded.capture.cgroup)\n"
+        "forks, exits = (len(recorded.events_of(call)) for call in ('fork', 'exit'))\n"
+        "print(forks, exits, recorded.capture.cgroup)\n"
     )
     argv = ["unshare", "--pid", "--fork", "--mount-proc"]
     argv += [sys.executable, "-c", program, str(place), str(calls)]

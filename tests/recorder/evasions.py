@@ -1,6 +1,6 @@
-"""`python evasions.py WAY [WORD…]`: something that a run does beside its opens, sends and execs.
+"""`python evasions.py WAY [WORD…]`: something that a run does other than opens, sends and execs.
 
-Each way prints what it came to, so that a machine which forbids it is told from one that does not.
+Each way prints what it came to, so that a machine which forbids it differs from one that does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECEIVE, ANSWER = 0xC0502100, 0xC0182101  # ioctls of a seccomp listener
 SEIZE, DETACH = 0x4206, 17
 
 
-def attributes() -> list[int]:
+def change_attributes() -> list[int]:
     fd = os.open("given", os.O_RDWR)
     results = []
     for target in ("given", fd):
@@ -41,7 +41,7 @@ def attributes() -> list[int]:
     return results
 
 
-def names() -> list[int]:
+def make_names() -> list[int]:
     local = socket.socket(socket.AF_UNIX)
     local.bind("door")
     socket.socket(socket.AF_UNIX).bind("\0back-door")
@@ -55,7 +55,7 @@ def names() -> list[int]:
     ]
 
 
-def memory() -> list[int]:
+def run_from_memory() -> list[int]:
     held = os.memfd_create("tool", 0)
     os.write(held, Path("/bin/true").read_bytes())
     child = os.fork()
@@ -64,51 +64,51 @@ def memory() -> list[int]:
     return [os.waitpid(child, 0)[1]]
 
 
-def handle() -> list[int]:
+def open_handle() -> list[int]:
     made, mount = ctypes.create_string_buffer(struct.pack("Ii", 128, 0), 136), ctypes.c_int()
     known = LIBC.name_to_handle_at(-100, b"given", made, ctypes.byref(mount), 0)
     folder = os.open(".", os.O_RDONLY)
     return [known, LIBC.open_by_handle_at(folder, made, os.O_RDWR)]
 
 
-def attach(pid: str) -> list[int]:
+def attach_tracer(pid: str) -> list[int]:
     return [LIBC.ptrace(SEIZE, int(pid), None, None), LIBC.ptrace(DETACH, int(pid), None, None)]
 
 
-def take(pid: str, number: str) -> list[int]:
+def take_descriptor(pid: str, number: str) -> list[int]:
     return [LIBC.syscall(GETFD, os.pidfd_open(int(pid)), int(number), 0)]
 
 
-def look(pid: str) -> list[int]:
+def open_memory(pid: str) -> list[int]:
     """Into the memory of a process; 0: into our own."""
     os.open(f"/proc/{pid if int(pid) else 'self'}/mem", os.O_RDONLY)
     return [0]
 
 
-def power() -> list[int]:
+def create_map() -> list[int]:
     made = LIBC.syscall(BPF, 0, struct.pack("IIIII", 2, 4, 4, 1, 0).ljust(72, b"\0"), 72)
     return [made]
 
 
-def serve(told: str) -> list[int]:
-    """Somebody comes, and is told a secret."""
+def serve_secret(port_file: str) -> list[int]:
+    """Wait until somebody connects, and send a secret."""
     listener = socket.create_server(("127.0.0.1", 0))
-    part = Path(f"{told}.part")
+    part = Path(f"{port_file}.part")
     part.write_text(str(listener.getsockname()[1]))
-    part.rename(told)
+    part.rename(port_file)
     peer, _ = listener.accept()
     return [peer.send(b"SECRET")]
 
 
-def vanish(procs: str) -> list[int]:
+def leave_group_and_maps(procs: str) -> list[int]:
     """Out of the control group, and out of every map that holds our number as a key."""
     Path(procs).write_text("0")
     deleted, number, found = [], 0, ctypes.create_string_buffer(4)
     while True:
-        ask = ctypes.create_string_buffer(struct.pack("III", number, 0, 0), 12)
-        if LIBC.syscall(BPF, 12, ask, 12) < 0:  # BPF_MAP_GET_NEXT_ID
+        truncate_under_listener = ctypes.create_string_buffer(struct.pack("III", number, 0, 0), 12)
+        if LIBC.syscall(BPF, 12, truncate_under_listener, 12) < 0:  # BPF_MAP_GET_NEXT_ID
             break
-        (number,) = struct.unpack_from("I", ask.raw, 4)
+        (number,) = struct.unpack_from("I", truncate_under_listener.raw, 4)
         fd = LIBC.syscall(BPF, 14, struct.pack("III", number, 0, 0), 12)  # BPF_MAP_GET_FD_BY_ID
         info = ctypes.create_string_buffer(256)
         at = struct.pack("IIQ", fd, 256, ctypes.addressof(info))
@@ -124,8 +124,8 @@ def vanish(procs: str) -> list[int]:
     return deleted
 
 
-def answer() -> list[int]:
-    """One thread truncates a file; the other is asked by the kernel, and lets the call go on."""
+def answer_for_kernel() -> list[int]:
+    """Truncate a file in one thread, and let the call go on in the other, as a seccomp listener."""
     ways = [(0x20, 0, 0, 0), (0x15, 0, 1, TRUNCATE), (6, 0, 0, 0x7FC00000), (6, 0, 0, 0x7FFF0000)]
     code = b"".join(struct.pack("HBBI", *way) for way in ways)
     held = ctypes.create_string_buffer(code)
@@ -133,13 +133,13 @@ def answer() -> list[int]:
     listeners: queue.Queue[int] = queue.Queue()
     results = []
 
-    def ask() -> None:
+    def truncate_under_listener() -> None:
         os.close(os.open("given", os.O_RDONLY))  # until its first one, a tracer stops at each call
         LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
         listeners.put(LIBC.syscall(SECCOMP, 1, 8, program))
         results.append(LIBC.syscall(TRUNCATE, b"given", ctypes.c_long(0)))
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=truncate_under_listener)
     asking.start()
     listener = listeners.get()
     if listener >= 0:
@@ -150,24 +150,29 @@ def answer() -> list[int]:
     return [listener, *results]
 
 
-def quiet() -> dict[str, list[int]]:
-    """What is told in full, or counted as having no name."""
-    return {one.__name__: one() for one in (attributes, names, memory, handle)}
+def do_recorded_calls() -> dict[str, list[int]]:
+    """Do what is recorded in full, or counted as having no name."""
+    return {
+        "attributes": change_attributes(),
+        "names": make_names(),
+        "memory": run_from_memory(),
+        "handle": open_handle(),
+    }
 
 
-def loud(pid: str) -> dict[str, list[int]]:
-    """What goes on where no call shows it."""
-    return {"attach": attach(pid), "take": take(pid, "0"), "power": power()}
+def do_unrecorded_calls(pid: str) -> dict[str, list[int]]:
+    """Do what has effects that no call shows."""
+    return {"attach": attach_tracer(pid), "take": take_descriptor(pid, "0"), "power": create_map()}
 
 
 if __name__ == "__main__":
     way, *words = sys.argv[1:]
     ways: dict[str, Callable[..., object]] = {
-        "quiet": quiet,
-        "loud": loud,
-        "look": look,
-        "serve": serve,
-        "answer": answer,
-        "vanish": vanish,
+        "quiet": do_recorded_calls,
+        "loud": do_unrecorded_calls,
+        "look": open_memory,
+        "serve": serve_secret,
+        "answer": answer_for_kernel,
+        "vanish": leave_group_and_maps,
     }
     print(json.dumps(ways[way](*words)))

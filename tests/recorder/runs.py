@@ -15,7 +15,7 @@ LOG = "artifacts/command_logs.jsonl"
 LOGGED = f"git --version; until [ -s ../{LOG} ]; do :; done"
 
 
-def records(path: Path) -> list[Any]:
+def read_records(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
@@ -26,7 +26,7 @@ class Run:
 
     @cached_property
     def events(self) -> list[Any]:
-        return records(self.folder / "events.jsonl")
+        return read_records(self.folder / "events.jsonl")
 
     @property
     def names(self) -> list[str]:
@@ -38,13 +38,13 @@ class Run:
 
     @property
     def changes(self) -> dict[str, Any]:
-        found = records(self.folder / "artifacts/fs_changes.jsonl")
+        found = read_records(self.folder / "artifacts/fs_changes.jsonl")
         return {change["path"]: change for change in found}
 
     @property
     def commands(self) -> list[Any]:
         log = self.folder / "artifacts/command_logs.jsonl"
-        return records(log) if log.exists() else []
+        return read_records(log) if log.exists() else []
 
     @property
     def stdout(self) -> bytes:

@@ -24,9 +24,9 @@ A_TICK = 0.05  #: seconds: more than one of the clock of files
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
-def interrupted(place: Place, agent: str, *numbers: int, words: tuple[str, ...] = ()) -> Run:
-    """The agent is told where to say that it is ready; then the signals come, one by one, each
-    when the agent has said that it has the one before."""
+def record_interrupted(place: Place, agent: str, *numbers: int, words: tuple[str, ...] = ()) -> Run:
+    """The agent gets the fifo into which it writes that it is ready; then the signals come, one by
+    one, each when the agent has reported the one before."""
     fifo = place.fifo("ready")
     process = place.start("observe", *words, "--", "sh", "-c", agent, "agent", fifo, place.root)
     for number in numbers:
@@ -41,39 +41,39 @@ def interrupted(place: Place, agent: str, *numbers: int, words: tuple[str, ...] 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_reaches_the_agent(place: Place, number: signal.Signals) -> None:
     agent = (
-        'trap "echo heard; exit 7" INT TERM HUP; echo begun; echo ready >"$1";'
+        'trap "echo ended; exit 7" INT TERM HUP; echo begun; echo ready >"$1";'
         f" while :; do {SLEEP.strip()} & wait; done"
     )
-    run = interrupted(place, agent, number)
+    run = record_interrupted(place, agent, number)
     assert run.done.code == 7
-    assert run.stdout == b"begun\nheard\n"
+    assert run.stdout == b"begun\nended\n"
     assert len(run.events) == 9
     assert run.facts_of("agent_completed")["signals_passed_on"] == [number.name]
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_that_ends_the_agent(place: Place, number: signal.Signals) -> None:
-    run = interrupted(place, 'echo ready >"$1"; exec perl -e "sleep 1000" "$2"', number)
+    run = record_interrupted(place, 'echo ready >"$1"; exec perl -e "sleep 1000" "$2"', number)
     assert run.done.code == 128 + number
     assert run.summary["signal"] == number.name
 
 
 def test_an_agent_that_does_not_heed_it_has_its_grace(place: Place) -> None:
     agent = 'trap "" TERM; echo ready >"$1"; perl -e "sleep 1000" "$2"'
-    run = interrupted(place, agent, signal.SIGTERM, words=("--grace", "0.1"))
+    run = record_interrupted(place, agent, signal.SIGTERM, words=("--grace", "0.1"))
     assert run.done.code == 128 + signal.SIGKILL
     assert run.summary["timed_out"] is False
 
 
 def test_the_third_one_ends_everything(place: Place) -> None:
     agent = 'trap \'echo ready >"$1"\' INT; echo ready >"$1"; while :; do :; done'
-    run = interrupted(place, agent, *[signal.SIGINT] * 3, words=("--grace", "1000"))
+    run = record_interrupted(place, agent, *[signal.SIGINT] * 3, words=("--grace", "1000"))
     assert run.done.code in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
     assert len(run.events) == 9
 
 
 def test_a_signal_before_there_is_an_agent(place: Place) -> None:
-    """While the workspace is copied: a fifo as the scenario says when we are that far."""
+    """While the workspace is copied: a fifo as the scenario shows when we are that far."""
     fifo = place.fifo("scenario.md")
     process = place.start("observe", "--scenario", fifo, "--", "touch", "ran")
     with fifo.open("w") as writer:
@@ -114,7 +114,7 @@ def test_a_signal_while_the_workspace_is_read(place: Place, mode: str) -> None:
     ["head -c 1000000 /dev/zero", ":"],  # which needs somebody who reads it; and at once the end
 )
 def test_a_recorder_that_is_stopped_is_woken(place: Place, then: str) -> None:
-    """The run goes on to its end, and says so."""
+    """The run goes on to its end, and reports that."""
     agent = f"""
 read _ _ _ guard _ </proc/self/stat; read _ _ _ recorder _ <"/proc/$guard/stat"
 kill -STOP "$recorder"; {then}"""
@@ -220,7 +220,7 @@ def test_who_does_not_end_is_a_group_where_nobody_can_be_seen(place: Place) -> N
     blind = (*LANDLOCK, "--rw", str(place.root), "--hide", "/proc", "--", STREAM)
     agent = f"perl -e 'sleep 1000' {place.root} & exit 3"
     words = ("--grace", "0.1", "--", "sh", "-c", agent)
-    run = observe(place, *words, check=False, argv0=blind)  # it says that it was blind
+    run = observe(place, *words, check=False, argv0=blind)  # it reports that it was blind
     assert (run.done.code, run.summary["containment"]) == (3, "process group")
     (group,) = run.summary["outlived"]
     assert group.startswith("process group ")
@@ -271,7 +271,7 @@ def test_a_daemon_that_closes_everything(place: Place) -> None:
 
 
 def test_the_guard_is_killed(place: Place) -> None:
-    """What it watched is ended, and the run says that it was not seen to its end."""
+    """What it watched is ended, and the run reports that it was not seen to its end."""
     fifo = place.fifo("ready")
     agent = 'echo $PPID >"$1"; exec perl -e "sleep 1000" "$2"'
     process = place.start("observe", "--", "sh", "-c", agent, "agent", fifo, place.root)
@@ -283,19 +283,19 @@ def test_the_guard_is_killed(place: Place) -> None:
 
 
 @pytest.fixture
-def small(small_disk: Callable[[str], Path]) -> Path:
+def disk_of_1m(small_disk: Callable[[str], Path]) -> Path:
     return small_disk("1m")
 
 
-def on(disk: Path, place: Place, *words: str) -> Run:
+def record_on(disk: Path, place: Place, *words: str) -> Run:
     done = place.stream("observe", "--runs", disk / "runs", "--run-id", "one", *words)
     return Run(disk / "runs" / "one", done)
 
 
-def test_no_room_for_the_output(place: Place, small: Path) -> None:
-    """All of it is passed on, its beginning is kept, and how much is missing is said."""
+def test_no_room_for_the_output(place: Place, disk_of_1m: Path) -> None:
+    """All of it is passed on, its beginning is kept, and how much is missing is reported."""
     agent = "head -c 3000000 /dev/zero; exit 5"
-    run = on(small, place, "--workspace", "empty", "--", "sh", "-c", agent)
+    run = record_on(disk_of_1m, place, "--workspace", "empty", "--", "sh", "-c", agent)
     assert run.done.code == 5
     assert len(run.done.out) == 3_000_000
     kept = len(run.stdout)
@@ -304,10 +304,10 @@ def test_no_room_for_the_output(place: Place, small: Path) -> None:
     assert {json.loads(line)["rule"] for line in checked.out.splitlines()} == {"run.incomplete"}
 
 
-def test_no_room_for_anything(place: Place, small: Path) -> None:
+def test_no_room_for_anything(place: Place, disk_of_1m: Path) -> None:
     """The agent itself fills the disk: its exit code is its own, and the beginning stands."""
     agent = "cat /dev/zero >big 2>/dev/null; exit 5"
-    run = on(small, place, "--workspace", "empty", "--", "sh", "-c", agent)
+    run = record_on(disk_of_1m, place, "--workspace", "empty", "--", "sh", "-c", agent)
     assert run.done.code == 5
     assert "the record is incomplete" in run.done.err
     assert run.names[:3] == ["run_started", "workspace_prepared", "agent_invoked"]
@@ -315,9 +315,9 @@ def test_no_room_for_anything(place: Place, small: Path) -> None:
     assert {json.loads(line)["rule"] for line in checked.out.splitlines()} == {"run.incomplete"}
 
 
-def test_no_room_for_the_copy(place: Place, small: Path) -> None:
+def test_no_room_for_the_copy(place: Place, disk_of_1m: Path) -> None:
     (place.workspace / "big").write_bytes(bytes(2_000_000))
-    run = on(small, place, "--", "touch", "ran")
+    run = record_on(disk_of_1m, place, "--", "touch", "ran")
     assert run.done.code == 2
     assert "no space left on device" in run.done.err
     assert not (run.folder / "workspace").exists()
@@ -342,7 +342,7 @@ def test_a_stopped_guard_outlives_nobody(place: Place) -> None:
 
 
 @pytest.mark.parametrize("attempt", range(5))
-def test_the_guard_is_killed_before_it_has_said_anything(place: Place, attempt: int) -> None:
+def test_the_guard_is_killed_before_it_has_reported_anything(place: Place, attempt: int) -> None:
     agent = 'kill -9 $PPID; exec perl -e "sleep 1000" "$1"'
     done = place.stream("observe", "--", "sh", "-c", agent, "agent", place.root)
     assert done.code == 128 + signal.SIGKILL
@@ -380,7 +380,7 @@ print(*made, flush=True)
     "ending",
     [
         "guard.close()",
-        # It had not told the recorder of it yet.
+        # It had not reported it to the recorder yet.
         "os.kill(guard.pid, signal.SIGKILL); guard.close()",
         "os.kill(os.getpid(), signal.SIGKILL)",
     ],

@@ -12,34 +12,34 @@ import pytest
 
 from tests.cli.command import Place, write_script
 from tests.feeds import FEEDS, in_turn, needs_ebpf
-from tests.recorder.runs import Run, observe, records
-from tests.recorder.test_kernel import artifact, kernel
+from tests.recorder.runs import Run, observe, read_records
+from tests.recorder.test_kernel import read_artifact, read_kernel_layer
 
 PYTHON = ("/usr/bin/python3", "-IS")
-#: It says what Claude Code says, in its form.
+#: It prints what Claude Code prints, in its form.
 AGENT = """
 import json, os, subprocess, sys
-def say(**fields):
+def emit(**fields):
     os.write(1, json.dumps(dict(session_id='s', **fields)).encode() + b'\\n')
 def start(call, tool='Write', **given):
     block = dict(type='tool_use', id=call, name=tool, input=given)
-    say(type='assistant', message=dict(content=[block]))
+    emit(type='assistant', message=dict(content=[block]))
 def end(call, decision='accept'):
     block = dict(type='tool_result', tool_use_id=call)
     meta = [dict(id=call, permission_decision=dict(decision=decision))]
-    say(type='user', message=dict(content=[block]), tool_result_meta=meta)
+    emit(type='user', message=dict(content=[block]), tool_result_meta=meta)
 def touch(name):
     os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
 """
 
 
-def agent(place: Place, body: str) -> list[str | Path]:
+def write_agent(place: Place, body: str) -> list[str | Path]:
     path = place.root / "agent.py"
     write_script(path, AGENT + body)
     return [*PYTHON, path]
 
 
-def recorded(place: Place, feed: str, *words: str | Path, check: bool = True) -> Run:
+def record_and_verify(place: Place, feed: str, *words: str | Path, check: bool = True) -> Run:
     run = observe(place, "--kernel", feed, "--require", "kernel", *words, check=check)
     assert run.done.code == 0, run.done.err
     verified = place.stream("verify", run.folder)
@@ -47,12 +47,12 @@ def recorded(place: Place, feed: str, *words: str | Path, check: bool = True) ->
     return run
 
 
-def report(run: Run) -> Any:
-    return artifact(run, "correlation-report.json")
+def read_report(run: Run) -> Any:
+    return read_artifact(run, "correlation-report.json")
 
 
-def bound(run: Run) -> dict[str, int]:
-    return {one["tool_call_id"]: one["kernel_event_count"] for one in report(run)["bindings"]}
+def count_bound(run: Run) -> dict[str, int]:
+    return {one["tool_call_id"]: one["kernel_event_count"] for one in read_report(run)["bindings"]}
 
 
 # --- relays -------------------------------------------------------------------------------------
@@ -77,14 +77,14 @@ for call in 'abc':
 def test_behind_a_relay_nothing_is_bound_and_nothing_is_clean(
     place: Place, feed: str, relay: str
 ) -> None:
-    command = " ".join(map(str, agent(place, THREE)))
-    run = recorded(place, feed, "--no-wrap", "--", "sh", "-c", f"{command} | {relay}")
-    found = report(run)
+    command = " ".join(map(str, write_agent(place, THREE)))
+    run = record_and_verify(place, feed, "--no-wrap", "--", "sh", "-c", f"{command} | {relay}")
+    found = read_report(run)
     assert found["status"] == "partial"
     assert any(one.startswith("kernel_events_of_other_processes") for one in found["ambiguities"])
-    calls = artifact(run, "companion.json")["calls"]
+    calls = read_artifact(run, "companion.json")["calls"]
     assert [calls[call].get("openat", 0) for call in "abc"] == [0, 0, 0]
-    names = {Path(str(one["value"])).name for one in kernel(run)}
+    names = {Path(str(one["value"])).name for one in read_kernel_layer(run)}
     assert {"file-of-a", "file-of-b", "file-of-c"} <= names
 
 
@@ -106,31 +106,33 @@ BELOW = THREE.replace("touch", "os.read(0, 1); touch").replace(
 @pytest.mark.parametrize("feed", FEEDS)
 def test_behind_a_relay_above_it_nothing_is_bound_either(place: Place, feed: str) -> None:
     write_script(place.root / "below.py", AGENT + BELOW)
-    words = [*agent(place, ABOVE), *PYTHON, place.root / "below.py"]
-    run = recorded(place, feed, "--no-wrap", "--", *words)
-    assert {one["clock"] for one in records(run.folder / "layers/markers.ndjson")} == {"kernel"}
-    assert bound(run) == {"a": 0, "b": 0, "c": 0}
-    assert report(run)["status"] == "partial"
+    words = [*write_agent(place, ABOVE), *PYTHON, place.root / "below.py"]
+    run = record_and_verify(place, feed, "--no-wrap", "--", *words)
+    assert {one["clock"] for one in read_records(run.folder / "layers/markers.ndjson")} == {
+        "kernel"
+    }
+    assert count_bound(run) == {"a": 0, "b": 0, "c": 0}
+    assert read_report(run)["status"] == "partial"
     assert {f"kernel_events_of_other_processes:{call}" for call in "ab"} <= set(
-        report(run)["ambiguities"]
+        read_report(run)["ambiguities"]
     )
 
 
 @pytest.mark.parametrize("feed", FEEDS)
 def test_without_one_each_file_is_its_calls(place: Place, feed: str) -> None:
     """Also where a shell started the agent: or the test above would show nothing."""
-    command = " ".join(map(str, agent(place, THREE)))
-    run = recorded(place, feed, "--no-wrap", "--", "sh", "-c", f"{command}; : >tidied")
-    assert report(run)["status"] == "clean"
-    assert bound(run) == {"a": 1, "b": 1, "c": 1}
-    pids = {one.get("pid") for one in records(run.folder / "layers/markers.ndjson")[1:-1]}
+    command = " ".join(map(str, write_agent(place, THREE)))
+    run = record_and_verify(place, feed, "--no-wrap", "--", "sh", "-c", f"{command}; : >tidied")
+    assert read_report(run)["status"] == "clean"
+    assert count_bound(run) == {"a": 1, "b": 1, "c": 1}
+    pids = {one.get("pid") for one in read_records(run.folder / "layers/markers.ndjson")[1:-1]}
     assert len(pids) == 1
-    assert pids <= {one["pid"] for one in kernel(run)}
+    assert pids <= {one["pid"] for one in read_kernel_layer(run)}
 
 
 @pytest.mark.parametrize("feed", FEEDS)
-def test_the_event_log_has_tellers_too(place: Place, feed: str) -> None:
-    """Two processes tell of the same call: whose it is, nobody knows."""
+def test_the_event_log_has_reporters_too(place: Place, feed: str) -> None:
+    """Two processes report the same call: whose it is, nobody knows."""
     body = """
 log = os.open(os.environ['ASSAY_RUNNER_SDK_EVENT_LOG'], os.O_WRONLY | os.O_APPEND)
 names = dict(schema=os.environ['ASSAY_RUNNER_SDK_EVENT_SCHEMA'], source='test', seq=0,
@@ -145,17 +147,17 @@ if not os.fork():
     os._exit(0)
 os.wait()
 """
-    run = recorded(place, feed, "--no-wrap", "--", *agent(place, body))
-    assert bound(run) == {"a": 1, "b": 0}
-    names = report(run)["ambiguities"]
+    run = record_and_verify(place, feed, "--no-wrap", "--", *write_agent(place, body))
+    assert count_bound(run) == {"a": 1, "b": 0}
+    names = read_report(run)["ambiguities"]
     assert "sdk_tool_call_told_by_several_processes:b" in names
     assert not any(name.endswith(":a") for name in names if "told_by" in name)
 
 
-# --- what was told and could not be used ---
+# --- what was reported and could not be used ---
 
-#: It can say the same in the event log, and something long; its first call is clean.
-TALKER = """
+#: It can write the same into the event log, and something long; its first call is clean.
+REPORTER = """
 log = os.environ['ASSAY_RUNNER_SDK_EVENT_LOG']
 names = dict(schema=os.environ['ASSAY_RUNNER_SDK_EVENT_SCHEMA'], source='test', seq=0,
              run_id=os.environ['ASSAY_RUNNER_RUN_ID'])
@@ -167,13 +169,13 @@ def both(call):
     declare('started', call); start(call); touch(call); declare('completed', call); end(call)
 def start_with(content):
     block = dict(type='tool_use', id='long', name='Write', input=dict(content=content))
-    said = dict(session_id='s', type='assistant', message=dict(content=[block]))
-    line = json.dumps(said).encode() + b'\\n'
+    event = dict(session_id='s', type='assistant', message=dict(content=[block]))
+    line = json.dumps(event).encode() + b'\\n'
     while line:
         line = line[os.write(1, line):]
 start('a'); touch('a'); end('a')
 """
-#: What it does beside that, and what is named then.
+#: What it does in addition, and what is named then.
 NOT_USED = {
     "start_with('x' * (9 << 20)); touch('long')": "told_and_not_used:stdout,overlong",
     "os.write(1, b'50%'); start('b'); touch('b'); os.write(1, b'99%'); end('b')": (
@@ -199,19 +201,23 @@ NOT_USED = {
 
 
 @in_turn(*NOT_USED)
-def test_what_was_told_and_could_not_be_used_is_named(place: Place, feed: str, row: str) -> None:
-    run = recorded(place, feed, "--no-wrap", "--", *agent(place, f"{TALKER}{row}\n"), check=False)
-    name, names = NOT_USED[row], set(report(run)["ambiguities"])
-    if name is None:  # how much of it was heard before that is a question of time
+def test_what_was_reported_and_could_not_be_used_is_named(
+    place: Place, feed: str, row: str
+) -> None:
+    run = record_and_verify(
+        place, feed, "--no-wrap", "--", *write_agent(place, f"{REPORTER}{row}\n"), check=False
+    )
+    name, names = NOT_USED[row], set(read_report(run)["ambiguities"])
+    if name is None:  # how much of it was received before that is a question of time
         assert names & {f"told_and_not_used:log,{why}" for why in ("unread", "shortened")}
-    elif name.startswith("AGAIN"):  # which of the two is heard first, too
+    elif name.startswith("AGAIN"):  # which of the two is received first, too
         again = {f"told_and_not_used:{channel},told_again" for channel in ("stdout", "log")}
         assert names & {*again, name.replace("AGAIN", "sdk_tool_call_duplicate")}
     elif name:
         assert name in names
     else:
         assert not names
-    assert report(run)["status"] == ("clean" if name == "" else "partial")
+    assert read_report(run)["status"] == ("clean" if name == "" else "partial")
 
 
 # --- the recorder's own -------------------------------------------------------------------------
@@ -226,8 +232,8 @@ subprocess.run([hook], executable='/bin/bash', input=b'cat /etc/shadow >stolen; 
 end('a')
 """
     (place.workspace / "victim").write_text("")
-    run = recorded(place, feed, "--no-wrap", "--", *agent(place, body))
-    calls = artifact(run, "companion.json")["calls"]["a"]
+    run = record_and_verify(place, feed, "--no-wrap", "--", *write_agent(place, body))
+    calls = read_artifact(run, "companion.json")["calls"]["a"]
     assert calls["exec"] == 3
     assert calls["event_1001"] == 1
     assert calls["event_1013"] == 3
@@ -252,27 +258,27 @@ start('a', 'Bash', command='git --version')
 subprocess.run(['bash', '-c', 'git --version'], stdout=subprocess.DEVNULL)
 end('a')
 """
-    run = recorded(place, feed, "--", *agent(place, body))
+    run = record_and_verify(place, feed, "--", *write_agent(place, body))
     assert [one["program"] for one in run.commands] != []
-    surface = artifact(run, "capability-surface.json")
+    surface = read_artifact(run, "capability-surface.json")
     claimed = [*surface["filesystem_paths"], *surface["process_execs"]]
     assert not [path for path in claimed if "/.wrappers" in path]
-    paths = artifact(run, "companion.json")["paths"]
+    paths = read_artifact(run, "companion.json")["paths"]
     assert not [path for path in paths if "/.wrappers" in path]
-    assert artifact(run, "companion.json")["calls"]["a"]["exec"] == 2, "bash and git itself"
+    assert read_artifact(run, "companion.json")["calls"]["a"]["exec"] == 2, "bash and git itself"
     assert any(path.endswith("/git") for path in surface["process_execs"])
 
 
 @needs_ebpf
 def test_what_takes_a_wrappers_place_is_the_agents(place: Place) -> None:
-    run = recorded(place, "ebpf", "--", *agent(place, REPLACED), check=False)
+    run = record_and_verify(place, "ebpf", "--", *write_agent(place, REPLACED), check=False)
     assert "the wrappers were taken away or changed" in run.done.err
-    surface = artifact(run, "capability-surface.json")
+    surface = read_artifact(run, "capability-surface.json")
     git = f"{run.folder}/.wrappers/bin/git"
     assert git in surface["process_execs"]
     assert git in surface["filesystem_paths"]
     assert f"{run.folder}/workspace/evil" in surface["filesystem_paths"]
-    assert artifact(run, "companion.json")["calls"]["a"]["exec"] == 1
+    assert read_artifact(run, "companion.json")["calls"]["a"]["exec"] == 1
 
 
 # --- what may be written down -------------------------------------------------------------------
@@ -305,11 +311,11 @@ def test_calls_are_the_same_whatever_may_be_written_down(place: Place) -> None:
             "kernel",
             *words,
             "--",
-            *agent(place, TOGETHER),
+            *write_agent(place, TOGETHER),
         )
         assert done.code == 0, done.err
         run = Run(place.root / mode / "same", done)
-        calls = artifact(run, "companion.json")["calls"]
+        calls = read_artifact(run, "companion.json")["calls"]
         found[mode] = {call: kinds["openat"] for call, kinds in calls.items()}
         assert place.stream("verify", run.folder).code == 0
         assert min(found[mode].values()) >= 2, "what it makes, and its folder"
@@ -317,13 +323,13 @@ def test_calls_are_the_same_whatever_may_be_written_down(place: Place) -> None:
             layers = [path.read_bytes() for path in run.folder.glob("layers/*")]
             assert not any(KEY.encode() in data for data in layers)
         if mode == "hashed":
-            for marker in markers_of(run):
+            for marker in iter_markers(run):
                 assert marker.get("command", "sha256:").startswith("sha256:")
             assert not any(b"password" in data or b"X-Key" in data for data in layers)
     assert found["full"] == found["redacted"] == found["hashed"]
 
 
-def markers_of(run: Run) -> Iterator[Any]:
+def iter_markers(run: Run) -> Iterator[Any]:
     yield from map(json.loads, (run.folder / "layers/markers.ndjson").read_bytes().splitlines())
 
 
@@ -335,5 +341,5 @@ def test_a_command_that_cannot_be_started_did_nothing(place: Place, feed: str) -
     run = observe(place, "--kernel", feed, "--", "/nonexistent/program")
     assert run.done.code == 127
     assert (run.folder / "layers/kernel.ndjson").read_bytes() == b""
-    assert report(run)["ambiguities"] == ["nothing_observed"]
+    assert read_report(run)["ambiguities"] == ["nothing_observed"]
     assert place.stream("verify", run.folder).code == 0

@@ -35,13 +35,13 @@ int main(void) {
 """
 
 
-def metadata(run: Run) -> Any:
+def read_metadata(run: Run) -> Any:
     return json.loads((run.folder / "metadata.json").read_bytes())
 
 
-def known(run: Run) -> tuple[str, ...]:
+def read_known_agent(run: Run) -> tuple[str, ...]:
     """As it stands in metadata and in every event."""
-    stated = metadata(run)
+    stated = read_metadata(run)
     for event in run.events:
         session = event["session"]
         assert session["agent_id"] == stated["agent_id"]
@@ -60,9 +60,9 @@ def test_a_script_runs_once(place: Place, mode: str) -> None:
     run = observe(place, "--workspace", mode, "--", claude, "-p", "x")
     assert (place.workspace / "bin/calls").read_text().splitlines()[::2] == ["-p x"]
     assert (place.workspace / "mark").exists() == (mode == "here")
-    assert known(run) == ("claude-code", "unknown", "command", "unknown")
+    assert read_known_agent(run) == ("claude-code", "unknown", "command", "unknown")
     assert run.events[0]["prompt_provenance"]["provider"] == "anthropic"
-    assert metadata(run)["profile"] == "poc"
+    assert read_metadata(run)["profile"] == "poc"
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
@@ -74,7 +74,7 @@ def test_a_native_program_is_asked_in_a_folder_that_is_thrown_away(place: Place)
     home.mkdir()
     env = {"HOME": str(home), "SECRET_KEY": "x"}
     run = observe(place, "--", "./claude", env=env)
-    assert known(run) == ("claude-code", "1.2.3", "command", "answer")
+    assert read_known_agent(run) == ("claude-code", "1.2.3", "command", "answer")
     assert run.done.out == b"6.6.6\n"
     assert [path.name for path in home.iterdir()] == ["mark"]
     assert sorted(path.name for path in place.workspace.iterdir()) == ["claude", "runs"]
@@ -93,10 +93,10 @@ def test_who_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_answer_of_what_fails_is_none(place: Place) -> None:
     shutil.copy(shutil.which("false") or "", place.workspace / "claude")
     run = observe(place, "--", "./claude", check=False)
-    assert known(run) == ("claude-code", "unknown", "command", "unknown")
+    assert read_known_agent(run) == ("claude-code", "unknown", "command", "unknown")
 
 
-def package(folder: Path, name: str, version: object) -> None:
+def write_package(folder: Path, name: str, version: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "package.json").write_text(json.dumps({"name": name, "version": version}))
 
@@ -104,13 +104,13 @@ def package(folder: Path, name: str, version: object) -> None:
 def test_the_package_of_a_script_states_its_version(place: Place) -> None:
     modules = place.root / "node_modules"
     home = modules / "@anthropic-ai/claude-code"
-    package(home, "@anthropic-ai/claude-code", "2.1.197")
+    write_package(home, "@anthropic-ai/claude-code", "2.1.197")
     write_script(home / "cli.js", ORDER)
     (modules / ".bin").mkdir()
     (modules / ".bin/claude").symlink_to("../@anthropic-ai/claude-code/cli.js")
     env = {"PATH": f"{modules}/.bin:{place.env['PATH']}"}
     run = observe(place, "--", "timeout", "60", "env", "A=1", "claude", "-p", env=env)
-    assert known(run) == ("claude-code", "2.1.197", "command", "files")
+    assert read_known_agent(run) == ("claude-code", "2.1.197", "command", "files")
     assert (modules / ".bin/calls").read_text().splitlines()[::2] == ["-p"]
 
 
@@ -131,7 +131,7 @@ OURS = "@openai/codex"
 def test_a_package_speaks_for_its_own_programs_only(
     tmp_path: Path, name: object, version: object, expected: str | None
 ) -> None:
-    package(tmp_path, name, version)  # type: ignore[arg-type]  # whatever stands there
+    write_package(tmp_path, name, version)  # type: ignore[arg-type]  # whatever stands there
     (tmp_path / "bin").mkdir()
     program = write_script(tmp_path / "bin" / "codex", "")
     assert read_version(program, OURS) == expected
@@ -160,8 +160,8 @@ def test_what_is_declared_is_marked(place: Place) -> None:
     write_script(place.workspace / "agent.sh", ORDER)
     words = ("--workspace", "here", "--agent", "claude@2.1.0", "--", "./agent.sh")
     run = observe(place, *words)
-    assert known(run) == ("claude-code", "2.1.0", "declared", "declared")
-    assert metadata(run)["profile"] == "poc"
+    assert read_known_agent(run) == ("claude-code", "2.1.0", "declared", "declared")
+    assert read_metadata(run)["profile"] == "poc"
     assert "the agent is declared as claude-code 2.1.0" in run.done.err
 
 

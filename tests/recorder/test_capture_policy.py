@@ -22,8 +22,8 @@ def test_every_byte_of_a_name_comes_back(name: bytes) -> None:
 
 
 @given(st.lists(NAMES.filter(lambda name: b"\0" not in name), min_size=1, max_size=4))
-def test_what_is_no_secret_is_told_as_it_is(words: list[bytes]) -> None:
-    """The same text as without a censor, so that the two records can be compared."""
+def test_what_is_no_secret_is_kept_as_it_is(words: list[bytes]) -> None:
+    """The same text as without redaction, so that the two records can be compared."""
     open_, closed = CapturePolicy("full", None), CapturePolicy("redacted", Redactor({}))
     assert closed.words(words, path_text) == open_.words(words, path_text)
     assert [closed.name(word, path_text) for word in words] == [*map(path_text, words)]
@@ -34,5 +34,5 @@ def test_what_is_no_secret_is_told_as_it_is(words: list[bytes]) -> None:
 def test_a_name_that_holds_a_secret(before: bytes, mode: CaptureMode) -> None:
     capture_policy = CapturePolicy(mode, Redactor({}))
     name = before + TOKEN.encode()
-    told = capture_policy.name(name, path_text)
-    assert told == path_text(before) + "[redacted:github:1]"
+    shown = capture_policy.name(name, path_text)
+    assert shown == path_text(before) + "[redacted:github:1]"

@@ -15,7 +15,7 @@ MOMENTS = st.integers(0, 10**18)
 
 @given(MOMENTS, MOMENTS, MOMENTS)
 def test_time_never_steps_back(begun: int, one: int, other: int) -> None:
-    """The wall is not asked again, so that nobody who sets it can change the order."""
+    """The wall clock is not read again, so that nobody who sets it can change the order."""
     clock = Clock(START, begun)
     early, late = sorted((begun + one, begun + other))
     assert clock.text(early) <= clock.text(late)

@@ -22,23 +22,23 @@ SMALL = b'{"a":1}'
 bodies = st.binary(max_size=300)
 
 
-def post(body: bytes, *fields: bytes, target: bytes = b"/x", sized: bool = True) -> bytes:
+def encode_post(body: bytes, *fields: bytes, target: bytes = b"/x", sized: bool = True) -> bytes:
     length = [b"Content-Length: %d" % len(body)] if sized else []
     head = [b"POST %b HTTP/1.1" % target, b"Host: here", *length, *fields]
     return b"\r\n".join([*head, b"", body])
 
 
-def chunked(*pieces: bytes, target: bytes = b"/x") -> bytes:
+def encode_chunked(*pieces: bytes, target: bytes = b"/x") -> bytes:
     text = b"".join(b"%x;name=value\r\n%b\r\n" % (len(one), one) for one in pieces if one)
     body = text + b"0\r\nTrailer: yes\r\n\r\n"
-    return post(body, b"Transfer-Encoding: Chunked", target=target, sized=False)
+    return encode_post(body, b"Transfer-Encoding: Chunked", target=target, sized=False)
 
 
-def packed(body: bytes, target: bytes = b"/x") -> bytes:
-    return post(gzip.compress(body), b"Content-Encoding: gzip", target=target)
+def encode_gzip(body: bytes, target: bytes = b"/x") -> bytes:
+    return encode_post(gzip.compress(body), b"Content-Encoding: gzip", target=target)
 
 
-class Heard:
+class RunningCollector:
     def __init__(self) -> None:
         self._taken: list[bytes] = []
         self.collector = TelemetryCollector()
@@ -60,7 +60,7 @@ class Heard:
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, LIMIT)
 
-    def tell(self, *data: bytes) -> bytes:
+    def send_all(self, *data: bytes) -> bytes:
         """Over one connection, each when the one before it was answered; all that came back."""
         with self.connect() as connection:
             for one in data[:-1]:
@@ -72,54 +72,54 @@ class Heard:
 
 
 @asynccontextmanager
-async def collecting() -> AsyncIterator[Heard]:
-    heard = Heard()
+async def run_collector() -> AsyncIterator[RunningCollector]:
+    running = RunningCollector()
     with fail_after(LIMIT):
         async with create_task_group() as tasks:
-            tasks.start_soon(heard.collector.run)
-            yield heard
-            heard.collector.end()
+            tasks.start_soon(running.collector.run)
+            yield running
+            running.collector.end()
 
 
 @pytest.mark.anyio
-async def test_what_exporters_send_is_heard_as_lines() -> None:
-    async with collecting() as heard:
-        place = heard.place
-        asked = (
-            post(SMALL, target=place),
-            chunked(b'{\n"b"', b":2}\n", target=place),
-            packed(b'{"c":3}', target=place),
+async def test_what_exporters_send_is_received_as_lines() -> None:
+    async with run_collector() as running:
+        place = running.place
+        request = (
+            encode_post(SMALL, target=place),
+            encode_chunked(b'{\n"b"', b":2}\n", target=place),
+            encode_gzip(b'{"c":3}', target=place),
         )
-        answer = await to_thread.run_sync(heard.tell, *asked)
+        answer = await to_thread.run_sync(running.send_all, *request)
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert heard.bodies == [b'{"a":1}\n', b'{ "b":2} \n', b'{"c":3}\n']
-    assert list(heard.collector.unused_telemetry()) == []
+    assert running.bodies == [b'{"a":1}\n', b'{ "b":2} \n', b'{"c":3}\n']
+    assert list(running.collector.unused_telemetry()) == []
 
 
 @pytest.mark.anyio
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with collecting() as heard:
-        many = [post(b'{"n":%d}' % n, target=heard.place) for n in range(50)]
-        answers = await to_thread.run_sync(heard.tell, b"".join(many))
+    async with run_collector() as running:
+        many = [encode_post(b'{"n":%d}' % n, target=running.place) for n in range(50)]
+        answers = await to_thread.run_sync(running.send_all, b"".join(many))
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == 50
-    assert heard.bodies == [b'{"n":%d}\n' % n for n in range(50)]
+    assert running.bodies == [b'{"n":%d}\n' % n for n in range(50)]
 
 
 @pytest.mark.anyio
-async def test_other_places_are_not_heard() -> None:
-    async with collecting() as heard:
+async def test_other_targets_are_not_received() -> None:
+    async with run_collector() as running:
         for data in (
-            post(SMALL, target=b"/v1/logs"),
-            post(SMALL, target=heard.place[:-1]),
-            post(b"", target=heard.place).replace(b"POST", b"GET"),
+            encode_post(SMALL, target=b"/v1/logs"),
+            encode_post(SMALL, target=running.place[:-1]),
+            encode_post(b"", target=running.place).replace(b"POST", b"GET"),
         ):
-            answer = await to_thread.run_sync(heard.tell, data)
+            answer = await to_thread.run_sync(running.send_all, data)
             assert answer.startswith(b"HTTP/1.1 404 ")
-    assert heard.bodies == []
-    assert list(heard.collector.unused_telemetry()) == []
+    assert running.bodies == []
+    assert list(running.collector.unused_telemetry()) == []
 
 
-def sized(length: bytes) -> bytes:
+def content_length(length: bytes) -> bytes:
     return b"Content-Length: " + length
 
 
@@ -127,19 +127,19 @@ _CHUNKED = b"Transfer-Encoding: chunked"
 _GZIP = b"Content-Encoding: gzip"
 #: fields, what follows them, and the status of the answer: where the head is one, and names us
 REFUSED: list[tuple[tuple[bytes, ...], bytes, int]] = [
-    ((sized(b"%d" % (MOST_BODY + 1)),), b"", 413),
+    ((content_length(b"%d" % (MOST_BODY + 1)),), b"", 413),
     ((_CHUNKED,), b"x\r\n", 400),
     ((_CHUNKED,), b"1\r\nab\r\n", 400),
     ((_CHUNKED,), b"%x\r\n" % (MOST_BODY + 1) + bytes(MOST_BODY + 1), 413),
-    ((_GZIP, sized(b"7")), b"no gzip", 400),
-    ((_GZIP, sized(b"20")), gzip.compress(b"cut")[:20], 400),
-    ((b"Content-Encoding: br", sized(b"0")), b"", 415),
+    ((_GZIP, content_length(b"7")), b"no gzip", 400),
+    ((_GZIP, content_length(b"20")), gzip.compress(b"cut")[:20], 400),
+    ((b"Content-Encoding: br", content_length(b"0")), b"", 415),
 ]
 #: the same of what is no head: it names nobody's place
 NO_HEADS: list[tuple[tuple[bytes, ...], bytes, int]] = [
     ((b"no colon",), b"", 400),
-    ((sized(b"-1"),), b"", 400),
-    ((sized(b"9" * 5000),), b"", 400),
+    ((content_length(b"-1"),), b"", 400),
+    ((content_length(b"9" * 5000),), b"", 400),
     ((b"x: " + bytes(b"x" * (MOST_HEAD + (1 << 17))),), b"", 431),
 ]
 
@@ -147,200 +147,210 @@ NO_HEADS: list[tuple[tuple[bytes, ...], bytes, int]] = [
 @pytest.mark.anyio
 async def test_what_is_refused_is_answered_and_counted() -> None:
     """Also to somebody who goes on sending: the answer is not lost by that."""
-    async with collecting() as heard:
+    async with run_collector() as running:
         for fields, rest, status in (*REFUSED, *NO_HEADS):
-            asked = post(b"", *fields, target=heard.place, sized=False) + rest
-            answer = await to_thread.run_sync(heard.tell, asked)
+            request = encode_post(b"", *fields, target=running.place, sized=False) + rest
+            answer = await to_thread.run_sync(running.send_all, request)
             assert answer.startswith(b"HTTP/1.1 %d " % status), (fields, answer)
-        bomb = packed(bytes(MOST_BODY + 1), heard.place)
-        assert (await to_thread.run_sync(heard.tell, bomb)).startswith(b"HTTP/1.1 413 ")
-        assert (await to_thread.run_sync(heard.tell, post(SMALL, target=heard.place))).startswith(
-            b"HTTP/1.1 200 "
-        )
-    assert heard.bodies == [SMALL + b"\n"]
-    (trouble,) = heard.collector.unused_telemetry()
+        bomb = encode_gzip(bytes(MOST_BODY + 1), running.place)
+        assert (await to_thread.run_sync(running.send_all, bomb)).startswith(b"HTTP/1.1 413 ")
+        assert (
+            await to_thread.run_sync(running.send_all, encode_post(SMALL, target=running.place))
+        ).startswith(b"HTTP/1.1 200 ")
+    assert running.bodies == [SMALL + b"\n"]
+    (trouble,) = running.collector.unused_telemetry()
     count = len(REFUSED) + 1
-    said = f"{count} requests of OpenTelemetry could not be understood"
-    assert (trouble.count, trouble.sentence) == (count, said)
+    sentence = f"{count} requests of OpenTelemetry could not be understood"
+    assert (trouble.count, trouble.sentence) == (count, sentence)
 
 
 @pytest.mark.anyio
-async def test_a_stranger_is_answered_before_the_rest_is_read_and_costs_nothing() -> None:
-    async with collecting() as heard:
-        head = post(b"", sized(b"%d" % (8 << 20)), target=b"/v1/logs", sized=False)
-        with heard.connect() as stranger:
-            stranger.sendall(head)
-            answer = await to_thread.run_sync(stranger.recv, 1 << 16)
+async def test_an_unknown_sender_is_answered_before_the_rest_is_read_and_costs_nothing() -> None:
+    async with run_collector() as running:
+        head = encode_post(b"", content_length(b"%d" % (8 << 20)), target=b"/v1/logs", sized=False)
+        with running.connect() as unknown:
+            unknown.sendall(head)
+            answer = await to_thread.run_sync(unknown.recv, 1 << 16)
             assert answer.startswith(b"HTTP/1.1 404 ")
         for data in (b"\x16\x03\x01\x02\x00 hello\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\n"):
-            answer = await to_thread.run_sync(heard.tell, data)
+            answer = await to_thread.run_sync(running.send_all, data)
             assert answer.startswith(b"HTTP/1.1 4")
-    assert heard.bodies == []
-    assert list(heard.collector.unused_telemetry()) == []
+    assert running.bodies == []
+    assert list(running.collector.unused_telemetry()) == []
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("count", [3 * MOST, MOST_UNKNOWN + MOST])
-async def test_strangers_who_say_nothing_turn_nobody_away(
+async def test_idle_connections_turn_nobody_away(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """Where there are more of them than may be open at a time, others wait until one is not."""
     monkeypatch.setattr(tool_calls, "_PATIENCE", 0.5)
-    async with collecting() as heard:
-        idle = await to_thread.run_sync(lambda: [heard.connect() for _ in range(count)])
-        answer = await to_thread.run_sync(heard.tell, post(SMALL, target=heard.place))
+    async with run_collector() as running:
+        idle = await to_thread.run_sync(lambda: [running.connect() for _ in range(count)])
+        answer = await to_thread.run_sync(
+            running.send_all, encode_post(SMALL, target=running.place)
+        )
         assert answer.startswith(b"HTTP/1.1 200 ")
         for connection in idle:
             connection.close()
-    assert heard.bodies == [SMALL + b"\n"]
-    assert list(heard.collector.unused_telemetry()) == []
+    assert running.bodies == [SMALL + b"\n"]
+    assert list(running.collector.unused_telemetry()) == []
 
 
 @pytest.mark.anyio
 async def test_who_names_no_place_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_calls, "_PATIENCE", 0.1)
-    async with collecting() as heard:
-        with heard.connect() as idle:
+    async with run_collector() as running:
+        with running.connect() as idle:
             assert await to_thread.run_sync(idle.recv, 1) == b""
-        with heard.connect() as known:  # who has named it once may take its time
-            known.sendall(post(SMALL, target=heard.place))
+        with running.connect() as known:  # who has named it once may take its time
+            known.sendall(encode_post(SMALL, target=running.place))
             assert (await to_thread.run_sync(known.recv, 1 << 16)).startswith(b"HTTP/1.1 200 ")
-            with heard.connect() as idle:
+            with running.connect() as idle:
                 assert await to_thread.run_sync(idle.recv, 1) == b""
-            known.sendall(post(SMALL, target=heard.place))
+            known.sendall(encode_post(SMALL, target=running.place))
             assert (await to_thread.run_sync(known.recv, 1 << 16)).startswith(b"HTTP/1.1 200 ")
-    assert list(heard.collector.unused_telemetry()) == []
+    assert list(running.collector.unused_telemetry()) == []
 
 
 @pytest.mark.anyio
 async def test_who_waits_to_be_asked_for_the_body() -> None:
-    async with collecting() as heard:
-        asked = post(SMALL, b"Expect: 100-continue", target=heard.place)
-        with heard.connect() as connection:
-            connection.sendall(asked[: -len(SMALL)])
+    async with run_collector() as running:
+        request = encode_post(SMALL, b"Expect: 100-continue", target=running.place)
+        with running.connect() as connection:
+            connection.sendall(request[: -len(SMALL)])
             answer = await to_thread.run_sync(connection.recv, 1 << 16)
             assert answer.startswith(b"HTTP/1.1 100 ")
             connection.sendall(SMALL)
             answer = await to_thread.run_sync(connection.recv, 1 << 16)
             assert answer.startswith(b"HTTP/1.1 200 ")
-    assert heard.bodies == [SMALL + b"\n"]
+    assert running.bodies == [SMALL + b"\n"]
 
 
 @given(
-    told=st.lists(st.tuples(st.sampled_from([post, chunked, packed]), bodies), max_size=4),
+    requests=st.lists(
+        st.tuples(st.sampled_from([encode_post, encode_chunked, encode_gzip]), bodies), max_size=4
+    ),
     cuts=st.lists(st.integers(0, 1500), max_size=6),
 )
 def test_requests_are_read_however_they_are_cut(
-    told: list[tuple[Callable[..., bytes], bytes]], cuts: list[int]
+    requests: list[tuple[Callable[..., bytes], bytes]], cuts: list[int]
 ) -> None:
-    async def work() -> list[bytes]:
-        async with collecting() as heard:
-            data = b"".join(form(body, target=heard.place) for form, body in told)
+    async def send_in_pieces() -> list[bytes]:
+        async with run_collector() as running:
+            data = b"".join(form(body, target=running.place) for form, body in requests)
             edges = sorted(min(cut, len(data)) for cut in cuts)
-            with heard.connect() as connection:
+            with running.connect() as connection:
                 for start, end in zip([0, *edges], [*edges, len(data)], strict=True):
                     connection.sendall(data[start:end])
                     await checkpoint()
                 connection.shutdown(socket.SHUT_WR)
                 await to_thread.run_sync(lambda: [*iter(lambda: connection.recv(1 << 16), b"")])
-        assert not list(heard.collector.unused_telemetry())
-        return heard.bodies
+        assert not list(running.collector.unused_telemetry())
+        return running.bodies
 
-    assert run(work) == [body.replace(b"\n", b" ") + b"\n" for _, body in told]
+    assert run(send_in_pieces) == [body.replace(b"\n", b" ") + b"\n" for _, body in requests]
 
 
 @pytest.mark.anyio
 async def test_who_is_slow_holds_up_nobody_else() -> None:
-    async with collecting() as heard:
-        data = post(SMALL, target=heard.place)
-        with heard.connect() as slow:
+    async with run_collector() as running:
+        data = encode_post(SMALL, target=running.place)
+        with running.connect() as slow:
             for at in range(len(data) - 1):
                 slow.sendall(data[at : at + 1])
                 if at % 20 == 0:
-                    await to_thread.run_sync(heard.tell, post(b"{}", target=heard.place))
+                    await to_thread.run_sync(
+                        running.send_all, encode_post(b"{}", target=running.place)
+                    )
             slow.sendall(data[-1:])
             assert (await to_thread.run_sync(slow.recv, 1 << 16)).startswith(b"HTTP/1.1 200 ")
-    assert heard.bodies.count(SMALL + b"\n") == 1
-    assert heard.bodies.count(b"{}\n") == len(range(0, len(data) - 1, 20))
+    assert running.bodies.count(SMALL + b"\n") == 1
+    assert running.bodies.count(b"{}\n") == len(range(0, len(data) - 1, 20))
 
 
 @pytest.mark.anyio
-async def test_what_was_sent_before_the_end_is_heard() -> None:
+async def test_what_was_sent_before_the_end_is_received() -> None:
     """Whoever sent it is gone, and nobody had accepted the connection."""
-    heard = Heard()
-    with heard.connect() as gone:
-        gone.sendall(post(SMALL, target=heard.place))
-    heard.collector.end()
+    running = RunningCollector()
+    with running.connect() as gone:
+        gone.sendall(encode_post(SMALL, target=running.place))
+    running.collector.end()
     with fail_after(LIMIT):
-        await heard.collector.run()
-    assert heard.bodies == [SMALL + b"\n"]
+        await running.collector.run()
+    assert running.bodies == [SMALL + b"\n"]
 
 
 @pytest.mark.anyio
 async def test_who_never_ends_does_not_keep_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_calls, "LAST", 0.1)
-    async with collecting() as heard:
-        idle, begun = heard.connect(), heard.connect()
-        begun.sendall(post(SMALL, target=heard.place)[:-1])
+    async with run_collector() as running:
+        idle, begun = running.connect(), running.connect()
+        begun.sendall(encode_post(SMALL, target=running.place)[:-1])
     with idle, begun:
-        (unused,) = heard.collector.unused_telemetry()
+        (unused,) = running.collector.unused_telemetry()
         assert (unused.why, unused.sentence) == ("torn", "1 request of OpenTelemetry broke off")
         with pytest.raises(ConnectionError):
-            heard.connect()
+            running.connect()
 
 
 @pytest.mark.anyio
 async def test_more_than_so_many_are_turned_away() -> None:
-    async with collecting() as heard:
+    async with run_collector() as running:
         held = []
         for _ in range(MOST):
-            connection = heard.connect()
+            connection = running.connect()
             held.append(connection)
-            connection.sendall(post(b"{}", target=heard.place))
+            connection.sendall(encode_post(b"{}", target=running.place))
             await to_thread.run_sync(connection.recv, 1 << 16)
-        answer = await to_thread.run_sync(heard.tell, post(b"{}", target=heard.place))
+        answer = await to_thread.run_sync(
+            running.send_all, encode_post(b"{}", target=running.place)
+        )
         assert answer.startswith(b"HTTP/1.1 503 ")
         for connection in held:
             connection.close()
-    (trouble,) = (one.sentence for one in heard.collector.unused_telemetry())
+    (trouble,) = (one.sentence for one in running.collector.unused_telemetry())
     assert trouble.startswith("1 request of OpenTelemetry came while too many")
 
 
 @pytest.mark.anyio
 async def test_an_agent_that_is_gone_before_its_answer() -> None:
-    async with collecting() as heard:
+    async with run_collector() as running:
         for _ in range(MOST // 2):
-            connection = heard.connect()
+            connection = running.connect()
             option = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)  # a reset
-            connection.sendall(post(SMALL, target=heard.place))
+            connection.sendall(encode_post(SMALL, target=running.place))
             connection.close()
-        await to_thread.run_sync(heard.tell, post(b"{}", target=heard.place))
-    assert b"{}\n" in heard.bodies
+        await to_thread.run_sync(running.send_all, encode_post(b"{}", target=running.place))
+    assert b"{}\n" in running.bodies
 
 
 @pytest.mark.anyio
 async def test_it_is_there_for_this_machine_only() -> None:
-    heard = Heard()
-    assert heard.address[0] == "127.0.0.1"
-    with heard.connect() as connection:
-        assert connection.getpeername() == heard.address
-    heard.collector.close()
-    heard.collector.close()
+    running = RunningCollector()
+    assert running.address[0] == "127.0.0.1"
+    with running.connect() as connection:
+        assert connection.getpeername() == running.address
+    running.collector.close()
+    running.collector.close()
     with pytest.raises(ConnectionError):
-        heard.connect()
+        running.connect()
 
 
 @pytest.mark.anyio
 async def test_what_is_not_taken_is_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sends without end does not fill our memory, and what was turned away is counted."""
     monkeypatch.setattr(tool_calls, "MOST_WAITING", len(SMALL))
-    async with collecting() as heard:
+    async with run_collector() as running:
         for status in (b"200", b"503"):
-            answer = await to_thread.run_sync(heard.tell, post(SMALL, target=heard.place))
+            answer = await to_thread.run_sync(
+                running.send_all, encode_post(SMALL, target=running.place)
+            )
             assert answer.startswith(b"HTTP/1.1 %b " % status)
-        assert heard.bodies == [SMALL + b"\n"]
-        await to_thread.run_sync(heard.tell, post(b"{}", target=heard.place))
-    assert heard.bodies == [SMALL + b"\n", b"{}\n"]
-    (unused,) = heard.collector.unused_telemetry()
+        assert running.bodies == [SMALL + b"\n"]
+        await to_thread.run_sync(running.send_all, encode_post(b"{}", target=running.place))
+    assert running.bodies == [SMALL + b"\n", b"{}\n"]
+    (unused,) = running.collector.unused_telemetry()
     assert (unused.why, unused.count) == ("turned_away", 1)

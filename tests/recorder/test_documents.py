@@ -1,4 +1,4 @@
-"""The documents of a run folder, their schema and their page say the same."""
+"""The documents of a run folder, their schema and their page agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from stream.contracts import SCHEMAS
 from tests.cli.command import Place
-from tests.recorder.runs import observe, records
+from tests.recorder.runs import observe, read_records
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schema"
 FILE = SCHEMA / "run_folder.schema.json"
@@ -50,7 +50,7 @@ def test_a_run_keeps_its_schemas(place: Place, capture: str) -> None:
         assert not is_valid({**document, "more": 1}), name
     assert all(map(is_valid, run.commands))
     assert len(run.commands) == 1
-    (changed,) = records(run.folder / "artifacts/fs_changes.jsonl")
+    (changed,) = read_records(run.folder / "artifacts/fs_changes.jsonl")
     assert jsonschema_rs.validator_for(change).is_valid(changed)
     assert all(map(jsonschema_rs.validator_for(event).is_valid, run.events))
 

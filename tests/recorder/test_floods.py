@@ -1,4 +1,4 @@
-"""Whoever says too much costs the recorder no more memory than it has set aside for that."""
+"""Whoever sends too much costs the recorder no more memory than it has set aside for that."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.recorder.runs import only_run
 
 MOST = 150 << 20  #: bytes resident
 
-#: Tells over as many connections as it is told, each of them a body of so many bytes.
-_TELLS = """
+#: Sends a body of so many bytes over each of as many connections as its arguments name.
+_SENDS = """
 import os, socket, sys
 url = os.environ["OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"].removeprefix("http://")
 address, _, place = url.partition("/")
@@ -51,7 +51,7 @@ for n in range(int(sys.argv[1])):
 """
 
 
-def flooded(
+def measure_flood(
     place: Place, script: str, *words: str, options: tuple[str, ...] = ()
 ) -> tuple[str, int]:
     path = place.root / "flood.py"
@@ -63,30 +63,32 @@ def flooded(
     return done.err, done.peak
 
 
-def ambiguities(place: Place) -> list[str]:
+def read_otel_ambiguities(place: Place) -> list[str]:
     folder: Path = only_run(place, place.stream("--version")).folder
     report = json.loads((folder / "correlation-report.json").read_bytes())
     return [one for one in report["ambiguities"] if "otel" in one]
 
 
-def test_a_stranger_at_the_telemetry_port(place: Place) -> None:
-    said, peak = flooded(place, _TELLS, "unknown", str(8 << 20), "12", options=("--sdk", "otel"))
-    assert peak < MOST, (peak >> 20, said)
-    assert ambiguities(place) == []
+def test_an_unknown_sender_at_the_telemetry_port(place: Place) -> None:
+    err, peak = measure_flood(
+        place, _SENDS, "unknown", str(8 << 20), "12", options=("--sdk", "otel")
+    )
+    assert peak < MOST, (peak >> 20, err)
+    assert read_otel_ambiguities(place) == []
 
 
-def test_an_agent_that_tells_too_much_telemetry(place: Place) -> None:
-    said, peak = flooded(place, _TELLS, "known", str(1 << 20), "12", options=("--sdk", "otel"))
-    assert peak < MOST, (peak >> 20, said)
+def test_an_agent_that_sends_too_much_telemetry(place: Place) -> None:
+    err, peak = measure_flood(place, _SENDS, "known", str(1 << 20), "12", options=("--sdk", "otel"))
+    assert peak < MOST, (peak >> 20, err)
 
 
 def test_bodies_that_are_too_long(place: Place) -> None:
-    said, peak = flooded(place, _TELLS, "known", str(8 << 20), "12", options=("--sdk", "otel"))
-    assert peak < MOST, (peak >> 20, said)
-    assert ambiguities(place) != []
+    err, peak = measure_flood(place, _SENDS, "known", str(8 << 20), "12", options=("--sdk", "otel"))
+    assert peak < MOST, (peak >> 20, err)
+    assert read_otel_ambiguities(place) != []
 
 
 def test_an_agent_that_asks_for_more_calls_than_there_can_be(place: Place) -> None:
-    said, peak = flooded(place, _ASKS, "40000")
-    assert "25000 events of the SDK layer" in said
-    assert peak < MOST, (peak >> 20, said)
+    err, peak = measure_flood(place, _ASKS, "40000")
+    assert "25000 events of the SDK layer" in err
+    assert peak < MOST, (peak >> 20, err)

@@ -1,4 +1,4 @@
-"""A hostile agent that forges what is told of its run, or switches off who tells it: nothing of
+"""A hostile agent that forges reports of its run, or switches off their sources: nothing of
 that turns a check to the better, and nothing is stated that nobody saw."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.feeds import FEEDS, in_turn, needs_ebpf
 from tests.kernel.test_strace import HERE as KERNEL
 from tests.kernel.test_strace import compile_program
 from tests.recorder.runs import Run, observe, only_run
-from tests.recorder.test_agent_attribution import agent, recorded, report
+from tests.recorder.test_agent_attribution import read_report, record_and_verify, write_agent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="wrappers need a fifo of Linux")
 
@@ -25,15 +25,15 @@ CODE = "echo 'x = 1' >code.py"
 #: What a hostile agent can do, by its first word.
 HOSTILE = """
 home=$(dirname "$(dirname "$(command -v git)")")
-tell() {  # as a wrapper would: a process, and what it was called with
+log_call() {  # as a wrapper would: a process, and what it was called with
   line="$1 1 "; shift
   for word; do line=$(printf '%s%s\\037' "$line" "$word"); done
   printf '%s\\n' "$line" >"$home/commands"
 }
 case $1 in
-forge) git --version; tell $$ pytest 1 "$PWD" -q ;;
-forge-only) tell $$ pytest 1 "$PWD" -q ;;
-forge-as-git) sh -c 'echo $$ >pid; exec git --version'; tell "$(cat pid)" pytest 1 "$PWD" -q ;;
+forge) git --version; log_call $$ pytest 1 "$PWD" -q ;;
+forge-only) log_call $$ pytest 1 "$PWD" -q ;;
+forge-as-git) sh -c 'echo $$ >pid; exec git --version'; log_call "$(cat pid)" pytest 1 "$PWD" -q ;;
 junk) git --version; printf 'junk\\n' >"$home/commands" ;;
 remove) rm -rf "$home" ;;
 remove-after) git --version; until [ -s ../artifacts/command_logs.jsonl ]; do :; done
@@ -59,24 +59,24 @@ def hostile(place: Place) -> Path:
     return write_script(place.root / "hostile.sh", f"#!/bin/sh\n{CODE}\n{HOSTILE}")
 
 
-def attacked(place: Place, hostile: Path, how: str, *words: str) -> Run:
-    asked = ("--workspace", "empty", "--constraint", "quality.tests_required", *words)
-    run = only_run(place, place.stream("observe", *asked, "--", hostile, how))
+def record_attack(place: Place, hostile: Path, how: str, *words: str) -> Run:
+    options = ("--workspace", "empty", "--constraint", "quality.tests_required", *words)
+    run = only_run(place, place.stream("observe", *options, "--", hostile, how))
     assert run.done.code == 3, run.done.err
     verified = place.stream("verify", run.folder)
     assert verified.code == 0, verified.out
     return run
 
 
-def check_of(run: Run) -> Any:
+def read_check(run: Run) -> Any:
     (check,) = run.event("evaluation_performed")["evaluation"]["quality"]["checks"]
     return check
 
 
 @pytest.mark.parametrize("how", ["forge", "forge-as-git", "junk"])
 def test_a_forged_line_turns_nothing_to_the_better(place: Place, hostile: Path, how: str) -> None:
-    run = attacked(place, hostile, how)
-    check = check_of(run)
+    run = record_attack(place, hostile, how)
+    check = read_check(run)
     assert check["status"] == "fail"
     assert "no run of tests among 1 commands" in check["evidence"]
     facts = run.facts_of("commands_observed", "command_log")
@@ -85,7 +85,7 @@ def test_a_forged_line_turns_nothing_to_the_better(place: Place, hostile: Path, 
 
 def test_a_log_of_nothing_but_a_forged_line(place: Place, hostile: Path) -> None:
     """It is no run of tests, and without it nothing would have been seen."""
-    check = check_of(attacked(place, hostile, "forge-only"))
+    check = read_check(record_attack(place, hostile, "forge-only"))
     assert check["status"] == "warn"
     assert "1 unverified" in check["evidence"]
 
@@ -94,67 +94,67 @@ def test_a_log_of_nothing_but_a_forged_line(place: Place, hostile: Path) -> None
 def test_wrappers_that_were_taken_away_are_not_called_unused(
     place: Place, hostile: Path, how: str
 ) -> None:
-    run = attacked(place, hostile, how)
-    said = run.summary_of("commands_observation_unavailable")
-    assert "unknown: the wrappers were taken away or changed" in said
+    run = record_attack(place, hostile, how)
+    event = run.summary_of("commands_observation_unavailable")
+    assert "unknown: the wrappers were taken away or changed" in event
     assert run.summary["commands"] is None
     assert run.summary["incomplete"] == [
         "calls of wrapped programs: the wrappers were taken away or changed"
     ]
-    assert check_of(run)["status"] == "warn"
+    assert read_check(run)["status"] == "warn"
 
 
 def test_wrappers_that_were_taken_away_later(place: Place, hostile: Path) -> None:
-    run = attacked(place, hostile, "remove-after")
+    run = record_attack(place, hostile, "remove-after")
     assert run.facts_of("commands_observed", "command_log")["observed_count"] == 1
     assert "taken away" in run.summary["incomplete"][0]
-    check = check_of(run)
+    check = read_check(run)
     assert check["status"] == "warn"
     assert "the wrappers were taken away or changed" in check["evidence"]
 
 
 @pytest.mark.parametrize("how", ["own-bin", "full-path"])
-def test_without_a_feed_nobody_says_that_nothing_was_called(
+def test_without_a_feed_nobody_states_that_nothing_was_called(
     place: Place, hostile: Path, how: str
 ) -> None:
-    run = attacked(place, hostile, how)
-    said = run.summary_of("commands_observation_unavailable")
+    run = record_attack(place, hostile, how)
+    event = run.summary_of("commands_observation_unavailable")
     assert (
         "unknown: no wrapper was called, and without a kernel feed that is complete nobody saw"
-        in said
+        in event
     )
 
 
-# --- where the kernel says who wrote what -------------------------------------------------------
+# --- where the kernel shows who wrote what ------------------------------------------------------
 
 
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.parametrize("how", ["forge", "forge-as-git"])
-def test_a_feed_tells_which_line_no_wrapper_wrote(
+def test_a_feed_shows_which_line_no_wrapper_wrote(
     place: Place, hostile: Path, feed: str, how: str
 ) -> None:
-    run = attacked(place, hostile, how, "--kernel", feed)
-    assert check_of(run)["status"] == "fail"
+    run = record_attack(place, hostile, how, "--kernel", feed)
+    assert read_check(run)["status"] == "fail"
     facts = run.facts_of("commands_observed", "command_log")
     assert (facts["observed_count"], facts["vouched_count"]) == (2, 1)
-    told = "1 line of artifacts/command_logs.jsonl: no wrapper was seen to write that"
-    assert told in run.summary["incomplete"]
+    message = "1 line of artifacts/command_logs.jsonl: no wrapper was seen to write that"
+    assert message in run.summary["incomplete"]
 
 
 @pytest.mark.parametrize("feed", FEEDS)
 def test_a_feed_vouches_for_an_honest_run(place: Place, hostile: Path, feed: str) -> None:
-    run = attacked(place, hostile, "honest", "--kernel", feed)
+    run = record_attack(place, hostile, "honest", "--kernel", feed)
     assert run.summary["incomplete"] == []
     facts = run.facts_of("commands_observed", "command_log")
     assert (facts["observed_count"], facts["vouched_count"]) == (2, 2)
-    check = check_of(run)
+    check = read_check(run)
     assert check["status"] == "warn"
     assert "command_logs.jsonl: python3 at " in check["evidence"]
 
 
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "event"),
     [
         ("nothing", "] no wrapped binaries invoked"),
         ("own-bin", "] unknown: wrapped programs ran past the wrappers: git"),
@@ -163,10 +163,10 @@ def test_a_feed_vouches_for_an_honest_run(place: Place, hostile: Path, feed: str
     ],
 )
 def test_with_a_feed_it_is_known_whether_nothing_was_called(
-    place: Place, hostile: Path, feed: str, how: str, said: str
+    place: Place, hostile: Path, feed: str, how: str, event: str
 ) -> None:
-    run = attacked(place, hostile, how, "--kernel", feed)
-    assert run.summary_of("commands_observation_unavailable").endswith(said.removeprefix("] "))
+    run = record_attack(place, hostile, how, "--kernel", feed)
+    assert run.summary_of("commands_observation_unavailable").endswith(event.removeprefix("] "))
 
 
 @pytest.mark.parametrize("feed", FEEDS)
@@ -174,41 +174,43 @@ def test_with_a_feed_it_is_known_whether_nothing_was_called(
 def test_tests_that_ran_past_the_wrappers_are_not_missing(
     place: Place, hostile: Path, feed: str, how: str, name: str
 ) -> None:
-    run = attacked(place, hostile, how, "--kernel", feed)
-    check = check_of(run)
+    run = record_attack(place, hostile, how, "--kernel", feed)
+    check = read_check(run)
     assert check["status"] == "warn"
     assert f"; the kernel feed saw, past the wrappers: {name}" in check["evidence"]
     assert run.facts_of("commands_observed", "command_log")["observed_count"] == 1
 
 
 @pytest.mark.parametrize("feed", FEEDS)
-def test_after_a_wrapper_was_changed_nobody_says_who_ran_past_them(
+def test_after_a_wrapper_was_changed_nobody_states_who_ran_past_them(
     place: Place, hostile: Path, feed: str
 ) -> None:
-    run = attacked(place, hostile, "tests-changed", "--kernel", feed)
-    assert "past the wrappers: python3" in check_of(run)["evidence"]
+    run = record_attack(place, hostile, "tests-changed", "--kernel", feed)
+    assert "past the wrappers: python3" in read_check(run)["evidence"]
     assert run.summary_of("commands_observed").endswith("through PATH are seen.")
 
 
 @pytest.mark.parametrize("feed", FEEDS)
-def test_what_ran_past_the_wrappers_is_said_beside_what_was_called(
+def test_what_ran_past_the_wrappers_is_reported_with_what_was_called(
     place: Place, hostile: Path, feed: str
 ) -> None:
-    said = attacked(place, hostile, "tests-past", "--kernel", feed).summary_of("commands_observed")
-    assert said.endswith(" The kernel saw programs that have a wrapper run without it: python3.")
+    event = record_attack(place, hostile, "tests-past", "--kernel", feed).summary_of(
+        "commands_observed"
+    )
+    assert event.endswith(" The kernel saw programs that have a wrapper run without it: python3.")
 
 
 @needs_ebpf
 @pytest.mark.skipif(os.getuid() != 0, reason="takes another user's place")
 def test_another_user_who_cannot_reach_the_wrappers(place: Place, hostile: Path) -> None:
-    run = attacked(place, hostile, "nobody", "--kernel", "ebpf")
-    said = run.summary_of("commands_observation_unavailable")
-    assert "unknown: wrapped programs ran past the wrappers: git" in said
+    run = record_attack(place, hostile, "nobody", "--kernel", "ebpf")
+    event = run.summary_of("commands_observation_unavailable")
+    assert "unknown: wrapped programs ran past the wrappers: git" in event
 
 
 @needs_ebpf
 def test_verify_counts_the_lines_that_are_vouched_for(place: Place, hostile: Path) -> None:
-    run = attacked(place, hostile, "forge", "--kernel", "ebpf")
+    run = record_attack(place, hostile, "forge", "--kernel", "ebpf")
     events = run.folder / "events.jsonl"
     events.write_bytes(events.read_bytes().replace(b'"vouched_count":1', b'"vouched_count":2'))
     found = [one["message"] for one in place.stream("verify", run.folder).records]
@@ -217,30 +219,30 @@ def test_verify_counts_the_lines_that_are_vouched_for(place: Place, hostile: Pat
 
 # --- the log of the hooks -----------------------------------------------------------------------
 
-_TOLD = """
-told() {
-  said='{"session_id":"s","hook_event_name":"%s","tool_name":"Write","tool_use_id":"%s"}\\n'
-  printf "$said" "$1" "$2"
+_SEND = """
+send() {
+  event='{"session_id":"s","hook_event_name":"%s","tool_name":"Write","tool_use_id":"%s"}\\n'
+  printf "$event" "$1" "$2"
 }
 log=$(dirname "$STREAM_HOOK")/hooks.ndjson
-told PreToolUse mine | "$STREAM_HOOK"
+send PreToolUse mine | "$STREAM_HOOK"
 : >of-mine
-told PostToolUse mine | "$STREAM_HOOK"
+send PostToolUse mine | "$STREAM_HOOK"
 """
 _DIRECTLY = {
-    "appended": "told PreToolUse x >>$log; : >of-x; told PostToolUse x >>$log",
-    "by another name": "ln $log l; told PreToolUse x >>l; : >of-x; told PostToolUse x >>l",
-    "both ends at once": "{ told PreToolUse x; told PostToolUse x; } >>$log",
-    "an end alone": "told PostToolUse x >>$log",
-    "its end": 'told PreToolUse x | "$STREAM_HOOK"; : >of-x; told PostToolUse x >>$log',
-    "its start": 'told PreToolUse x >>$log; : >of-x; told PostToolUse x | "$STREAM_HOOK"',
+    "appended": "send PreToolUse x >>$log; : >of-x; send PostToolUse x >>$log",
+    "by another name": "ln $log l; send PreToolUse x >>l; : >of-x; send PostToolUse x >>l",
+    "both ends at once": "{ send PreToolUse x; send PostToolUse x; } >>$log",
+    "an end alone": "send PostToolUse x >>$log",
+    "its end": 'send PreToolUse x | "$STREAM_HOOK"; : >of-x; send PostToolUse x >>$log',
+    "its start": 'send PreToolUse x >>$log; : >of-x; send PostToolUse x | "$STREAM_HOOK"',
     "in a shell of the hook's": (
-        'told PreToolUse x >p; told PostToolUse x >q; echo "cat $PWD/p >>$log; : >of-x" >env;'
+        'send PreToolUse x >p; send PostToolUse x >q; echo "cat $PWD/p >>$log; : >of-x" >env;'
         ' BASH_ENV=$PWD/env bash -c "$STREAM_HOOK" </dev/null; cat q >>$log'
     ),
 }
 _MOUNTED = (
-    "told PreToolUse x >p; told PostToolUse x >q; mkdir m; unshare -m sh -c"
+    "send PreToolUse x >p; send PostToolUse x >q; mkdir m; unshare -m sh -c"
     ' "mount --bind $(dirname $log) m; cat p >>m/hooks.ndjson; : >of-x; cat q >>m/hooks.ndjson"'
 )
 
@@ -252,7 +254,7 @@ _MOUNTED = (
 def test_what_the_hook_did_not_write_binds_nothing(place: Place, feed: str, row: str) -> None:
     words = ("--kernel", feed, "--sdk", "hooks", "--workspace", "empty", "--no-wrap", "--")
     run = only_run(
-        place, place.stream("observe", *words, "sh", "-c", _TOLD + _DIRECTLY.get(row, row))
+        place, place.stream("observe", *words, "sh", "-c", _SEND + _DIRECTLY.get(row, row))
     )
     report = json.loads((run.folder / "correlation-report.json").read_bytes())
     assert report["status"] == "partial"
@@ -278,14 +280,14 @@ def put(line):
         file.truncate(len(line))
         mmap.mmap(file.fileno(), len(line))[:] = line.encode()
 def ask(call):
-    say(type='assistant', message=dict(content=[dict(type='tool_use', id=call, name='Bash')]))
+    emit(type='assistant', message=dict(content=[dict(type='tool_use', id=call, name='Bash')]))
 def answer(call):
     content = [dict(type='tool_result', tool_use_id=call)]
-    say(type='user', message=dict(content=content))
+    emit(type='user', message=dict(content=content))
 def decide(*words):
     subprocess.run(['sh', '-c', f'cat {sys.argv[2]} >>{sys.argv[1]}', *words])
 """
-#: After it has asked for a call, and done it. First in ways of which a name tells.
+#: After it has asked for a call, and done it. First in ways that a name shows.
 _BY_WHOM = {
     "a call's program": "decide(); answer('a')",
     "the agent": "answer('a'); open(sys.argv[1], 'a').write(LINE)",
@@ -294,7 +296,7 @@ _BY_WHOM = {
     "; open('p/policy.ndjson', 'a').write(LINE); os.rename('p', ABOVE)",
     "in its place": "answer('a'); open('g', 'w').write(LINE); os.rename('g', sys.argv[1])",
     "by what was open before": "answer('a'); log.write(LINE)",
-    "a program beside the call": "answer('a'); decide()",
+    "a program next to the call": "answer('a'); decide()",
 }
 _BY_FILE = {
     "by a name from before": "answer('a'); open(ABOVE + '/other', 'a').write(LINE)",
@@ -307,7 +309,7 @@ _BY_FILE = {
 }
 
 
-def decided(place: Place, feed: str, body: str, *engine: str) -> tuple[bool, Any]:
+def record_decision(place: Place, feed: str, body: str, *engine: str) -> tuple[bool, Any]:
     """Whether the report names that the agent may have written decisions, and what it binds."""
     log, line = place.root / "policy/policy.ndjson", place.root / "decision"
     data = {"tool": "Bash", "tool_call_id": "a", "decision": "allow"}
@@ -316,24 +318,24 @@ def decided(place: Place, feed: str, body: str, *engine: str) -> tuple[bool, Any
     log.touch()
     log.with_name("other").hardlink_to(log)
     body = f"LINE = {line.read_text()!r}\n{_DECIDED}ask('a'); touch('f'); {body}\n"
-    words = [*engine, *map(str, agent(place, body)), str(log), str(line)]
+    words = [*engine, *map(str, write_agent(place, body)), str(log), str(line)]
     is_whole = "os.rename('g'" not in body
-    run = recorded(place, feed, "--policy", log, "--no-wrap", "--", *words, check=is_whole)
-    found = report(run)
+    run = record_and_verify(place, feed, "--policy", log, "--no-wrap", "--", *words, check=is_whole)
+    found = read_report(run)
     (binding,) = found["bindings"]
     return "policy_log_opened_by_the_agent" in found["ambiguities"], binding["policy_decision"]
 
 
 @in_turn(*_BY_WHOM)
 def test_decisions_that_the_agent_may_have_written(place: Place, feed: str, row: str) -> None:
-    assert decided(place, feed, _BY_WHOM[row]) == (True, None)
+    assert record_decision(place, feed, _BY_WHOM[row]) == (True, None)
 
 
 @needs_ebpf
 @pytest.mark.usefixtures("needs_root")
 @pytest.mark.parametrize("who", [*_BY_FILE])
 def test_a_log_is_known_whatever_it_is_called(place: Place, who: str) -> None:
-    assert decided(place, "ebpf", _BY_FILE[who]) == (True, None)
+    assert record_decision(place, "ebpf", _BY_FILE[who]) == (True, None)
 
 
 @pytest.mark.parametrize("feed", FEEDS)
@@ -346,14 +348,14 @@ def test_what_no_call_names_may_have_been_the_log(place: Place, tmp_path: Path, 
     if tried.returncode == 77:
         pytest.skip("io_uring is switched off here")
     assert (tmp_path / "other").read_bytes() == b"x"
-    asked = f"['{program}', 'uring_append'], cwd=ABOVE, input=LINE.encode(), check=True"
-    assert decided(place, feed, f"answer('a'); subprocess.run({asked})") == (True, None)
+    options = f"['{program}', 'uring_append'], cwd=ABOVE, input=LINE.encode(), check=True"
+    assert record_decision(place, feed, f"answer('a'); subprocess.run({options})") == (True, None)
 
 
 @needs_ebpf
 @pytest.mark.usefixtures("needs_root")
 def test_a_log_on_an_overlay_is_known(place: Place) -> None:
-    """Of which stat tells another device than the kernel has."""
+    """For which stat gives another device than the kernel has."""
     log, disk = place.root / "policy", place.root / "disk"
     for folder in (log, disk, place.root / "below"):
         folder.mkdir()
@@ -366,7 +368,7 @@ def test_a_log_on_an_overlay_is_known(place: Place) -> None:
         if subprocess.run(words, capture_output=True).returncode:
             pytest.skip("this kernel has no overlayfs here")
         try:
-            assert decided(place, "ebpf", _BY_FILE["by a name from before"]) == (True, None)
+            assert record_decision(place, "ebpf", _BY_FILE["by a name from before"]) == (True, None)
         finally:
             subprocess.run(["umount", log], check=True)
     finally:
@@ -387,7 +389,7 @@ for tried in (lambda: os.open(ABOVE, os.O_RDWR), lambda: os.rename('no', sys.arg
 def test_decisions_of_an_engine(place: Place, feed: str, body: str) -> None:
     line, log = place.root / "decision", place.root / "policy/policy.ndjson"
     engine = ("sh", "-c", f'cat {line} >>{log}; exec "$@"', "sh")
-    assert decided(place, feed, body, *engine) == (False, "allow")
+    assert record_decision(place, feed, body, *engine) == (False, "allow")
 
 
 def test_an_honest_run(place: Place, hostile: Path) -> None:

@@ -1,4 +1,4 @@
-"""A hook puts down what it is told, whole and as one line, or nothing; and never says so."""
+"""A hook writes what it is given, whole and as one line, or nothing; and never prints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hooks(tmp_path: Path) -> Hooks:
     return make_hooks(home)
 
 
-def start(hooks: Hooks, told: bytes) -> subprocess.Popen[bytes]:
+def start_hook(hooks: Hooks, payload: bytes) -> subprocess.Popen[bytes]:
     """As Claude Code does it: a shell is given the command of the settings."""
     settings = json.loads(hooks.settings.read_bytes())
     (entry,) = settings["hooks"]["PreToolUse"]
@@ -46,18 +46,18 @@ def start(hooks: Hooks, told: bytes) -> subprocess.Popen[bytes]:
         env={},
     )
     assert process.stdin is not None
-    process.stdin.write(told)
+    process.stdin.write(payload)
     process.stdin.close()
     return process
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
+def finish_hook(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     assert (process.wait(PATIENCE), process.stdout.read()) == (0, b"")
     process.stdout.close()
 
 
-def lines(hooks: Hooks) -> list[bytes]:
+def read_log_lines(hooks: Hooks) -> list[bytes]:
     return [line for line in hooks.log.read_bytes().split(b"\n") if line]
 
 
@@ -81,33 +81,33 @@ def test_it_stands_where_correlation_looks_for_it(tmp_path: Path) -> None:
 
 
 def test_many_at_once_do_not_mix(hooks: Hooks) -> None:
-    told = [json.dumps({"number": n, "text": str(n % 10) * LONG}) for n in range(AT_ONCE)]
-    for process in [start(hooks, text.encode()) for text in told]:
-        finish(process)
-    assert sorted(lines(hooks)) == sorted(text.encode() for text in told)
+    payload = [json.dumps({"number": n, "text": str(n % 10) * LONG}) for n in range(AT_ONCE)]
+    for process in [start_hook(hooks, text.encode()) for text in payload]:
+        finish_hook(process)
+    assert sorted(read_log_lines(hooks)) == sorted(text.encode() for text in payload)
 
 
 def test_it_waits_for_whoever_writes(hooks: Hooks) -> None:
     with hooks.log.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        process = start(hooks, b"{}")
-        waiting_for(hooks.log)
-        assert lines(hooks) == []
-    finish(process)
-    assert lines(hooks) == [b"{}"]
+        process = start_hook(hooks, b"{}")
+        find_lock_waiter(hooks.log)
+        assert read_log_lines(hooks) == []
+    finish_hook(process)
+    assert read_log_lines(hooks) == [b"{}"]
 
 
 def test_one_that_does_not_get_its_turn_leaves_a_mark(hooks: Hooks) -> None:
     with hooks.log.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        process = start(hooks, b"{}")
-        os.kill(waiting_for(hooks.log), signal.SIGTERM)  # as when its time is over
-        finish(process)
-    assert lines(hooks) == []
+        process = start_hook(hooks, b"{}")
+        os.kill(find_lock_waiter(hooks.log), signal.SIGTERM)  # as when its time is over
+        finish_hook(process)
+    assert read_log_lines(hooks) == []
     assert hooks.missed.stat().st_size == 1
 
 
-def waiting_for(file: Path) -> int:
+def find_lock_waiter(file: Path) -> int:
     """The process that waits for the lock of a file, as soon as it does."""
     inode = f":{file.stat().st_ino}"
     deadline = time.monotonic() + PATIENCE
@@ -126,53 +126,55 @@ words = st.recursive(
 )
 
 
-@given(told=st.dictionaries(st.text(), words, max_size=4), indent=st.sampled_from([None, 0, 3]))
-def test_whatever_it_is_told_is_one_line(
-    tmp_path_factory: pytest.TempPathFactory, told: dict[str, object], indent: int | None
+@given(payload=st.dictionaries(st.text(), words, max_size=4), indent=st.sampled_from([None, 0, 3]))
+def test_whatever_it_is_given_is_one_line(
+    tmp_path_factory: pytest.TempPathFactory, payload: dict[str, object], indent: int | None
 ) -> None:
     home = tmp_path_factory.mktemp("home")
     hooks = make_hooks(home)
-    finish(start(hooks, json.dumps(told, indent=indent, ensure_ascii=False).encode() + b"\n"))
-    (line,) = lines(hooks)
-    assert json.loads(line) == told
+    finish_hook(
+        start_hook(hooks, json.dumps(payload, indent=indent, ensure_ascii=False).encode() + b"\n")
+    )
+    (line,) = read_log_lines(hooks)
+    assert json.loads(line) == payload
     shutil.rmtree(home)
 
 
 def test_long_and_of_many_lines_is_quick_enough(hooks: Hooks) -> None:
-    told = {"words": ["x"] * 300_000}
-    finish(start(hooks, json.dumps(told, indent=1).encode()))
-    assert json.loads(lines(hooks)[0]) == told
+    payload = {"words": ["x"] * 300_000}
+    finish_hook(start_hook(hooks, json.dumps(payload, indent=1).encode()))
+    assert json.loads(read_log_lines(hooks)[0]) == payload
 
 
 def test_a_line_that_broke_off_costs_no_other(hooks: Hooks) -> None:
     hooks.log.write_bytes(b'{"ends in the mid')
-    finish(start(hooks, b'{"whole":1}'))
-    assert lines(hooks) == [b'{"ends in the mid', b'{"whole":1}']
+    finish_hook(start_hook(hooks, b'{"whole":1}'))
+    assert read_log_lines(hooks) == [b'{"ends in the mid', b'{"whole":1}']
 
 
 def test_one_that_has_no_log_leaves_a_mark(hooks: Hooks) -> None:
     hooks.log.unlink()
     hooks.log.mkdir()
     for _ in range(3):
-        finish(start(hooks, b"{}"))
+        finish_hook(start_hook(hooks, b"{}"))
     assert hooks.missed.stat().st_size == 3
 
 
 @contextmanager
-def log_is_a_folder(hooks: Hooks) -> Iterator[None]:
+def replace_log_by_folder(hooks: Hooks) -> Iterator[None]:
     hooks.log.unlink()
     hooks.log.mkdir()
     yield
 
 
 @contextmanager
-def nothing_is_left(hooks: Hooks) -> Iterator[None]:
+def remove_hooks(hooks: Hooks) -> Iterator[None]:
     """Gone while it runs: it waits for its stdin first."""
     yield
     shutil.rmtree(hooks.program.parent)
 
 
-@pytest.mark.parametrize("harm", [log_is_a_folder, nothing_is_left])
+@pytest.mark.parametrize("harm", [replace_log_by_folder, remove_hooks])
 def test_it_never_fails(hooks: Hooks, harm: object) -> None:
     assert callable(harm)
     process = subprocess.Popen(
@@ -185,7 +187,7 @@ def test_it_never_fails(hooks: Hooks, harm: object) -> None:
         pass
     process.stdin.write(b"}")
     process.stdin.close()
-    finish(process)
+    finish_hook(process)
 
 
 def test_without_flock_there_are_none(place: Place) -> None:
@@ -202,7 +204,7 @@ def test_without_flock_there_are_none(place: Place) -> None:
     assert not (place.workspace / "runs").exists()
 
 
-def test_who_tells_is_a_question_of_the_kernels_windows(place: Place) -> None:
+def test_who_reports_is_a_question_of_the_kernels_windows(place: Place) -> None:
     done = place.stream("observe", "--sdk", "otel", "--", "true")
     assert done.code == 2
     assert "--sdk needs --kernel" in done.err

@@ -1,4 +1,4 @@
-"""`stream observe --kernel`: layers, artifacts, and what they say where nothing could be seen."""
+"""`stream observe --kernel`: layers, artifacts, and what they state where nothing could be seen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.command import Place
 from tests.feeds import needs_ebpf, needs_strace
-from tests.recorder.runs import Run, observe, records
+from tests.recorder.runs import Run, observe, read_records
 from tests.sweeping import every
 
 EBPF = ("--kernel", "ebpf", "--require", "kernel")
@@ -27,7 +27,7 @@ PROGRAMS = Path(__file__).parents[1] / "kernel" / "programs"
 SEQUENCE, NAMELESS = PROGRAMS / "sequence.c", PROGRAMS / "nameless.c"
 
 
-def built(source: Path, folder: Path) -> Path:
+def compile_source(source: Path, folder: Path) -> Path:
     program = folder / source.stem
     subprocess.run(["gcc", "-O1", "-w", "-o", program, source], check=True)
     return program
@@ -36,39 +36,39 @@ def built(source: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def sequence(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Work in a fixed order."""
-    return built(SEQUENCE, tmp_path_factory.mktemp("programs"))
+    return compile_source(SEQUENCE, tmp_path_factory.mktemp("programs"))
 
 
-def artifact(run: Run, name: str) -> Any:
+def read_artifact(run: Run, name: str) -> Any:
     return json.loads((run.folder / name).read_bytes())
 
 
-def health(run: Run) -> Any:
-    return artifact(run, "observation-health.json")
+def read_health(run: Run) -> Any:
+    return read_artifact(run, "observation-health.json")
 
 
-def kernel(run: Run) -> list[Any]:
-    return records(run.folder / "layers/kernel.ndjson")
+def read_kernel_layer(run: Run) -> list[Any]:
+    return read_records(run.folder / "layers/kernel.ndjson")
 
 
-def deciding(place: Place, program: Path, log: Path) -> tuple[str | Path, ...]:
+def engine_command(place: Place, program: Path, log: Path) -> tuple[str | Path, ...]:
     """The words of a run in which an engine decides about each call of the sequence. The log has
     the decisions of every run of it."""
     decisions = place.root / "decisions.ndjson"
     calls = (("call_write", "write_file"), ("call_read", "read_file"), ("call_reach", "http_get"))
-    decisions.write_text("".join(decision(id_, tool) for id_, tool in calls))
+    decisions.write_text("".join(format_decision(id_, tool) for id_, tool in calls))
     script = f"cat {decisions} >>{log}; exec {program}"
     return "--policy", log, "--workspace", "empty", "--", "sh", "-c", script
 
 
-def decision(call: str, tool: str) -> str:
+def format_decision(call: str, tool: str) -> str:
     data = {"tool": tool, "tool_call_id": call, "decision": "allow"}
     return json.dumps({**DECISION, "data": data}) + "\n"
 
 
-def sequence_run(place: Place, sequence: Path, feed: tuple[str, ...], name: str) -> Path:
+def record_sequence(place: Place, sequence: Path, feed: tuple[str, ...], name: str) -> Path:
     """Recorded under one name, and moved out of the way: so that its paths are the same."""
-    words = deciding(place, sequence, place.root / "policy.ndjson")
+    words = engine_command(place, sequence, place.root / "policy.ndjson")
     run = observe(place, *feed, "--run-id", "sequence", *words)
     assert run.done.code == 0, run.done.err
     kept = place.root / name
@@ -78,7 +78,7 @@ def sequence_run(place: Place, sequence: Path, feed: tuple[str, ...], name: str)
 
 @needs_ebpf
 def test_three_runs_are_the_same_evidence(place: Place, sequence: Path) -> None:
-    runs = [sequence_run(place, sequence, EBPF, f"ebpf-{number}") for number in range(3)]
+    runs = [record_sequence(place, sequence, EBPF, f"ebpf-{number}") for number in range(3)]
     for name in ARTIFACTS:
         assert len({(run / name).read_bytes() for run in runs}) == 1, name
     for run in runs[1:]:
@@ -94,13 +94,13 @@ def test_three_runs_are_the_same_evidence(place: Place, sequence: Path) -> None:
 
 @needs_strace
 def test_three_runs_with_strace_are_the_same_evidence(place: Place, sequence: Path) -> None:
-    runs = [sequence_run(place, sequence, STRACE, f"strace-{number}") for number in range(3)]
+    runs = [record_sequence(place, sequence, STRACE, f"strace-{number}") for number in range(3)]
     for name in ARTIFACTS:
         assert len({(run / name).read_bytes() for run in runs}) == 1, name
     for run in runs[1:]:
         done = place.stream("diff", "--canonical", runs[0], run)
         assert done.code == 0, done.err
-    markers = records(runs[0] / "layers/markers.ndjson")
+    markers = read_records(runs[0] / "layers/markers.ndjson")
     assert [marker["clock"] for marker in markers] == ["kernel"] * 8
 
 
@@ -108,13 +108,13 @@ def test_three_runs_with_strace_are_the_same_evidence(place: Place, sequence: Pa
 @needs_strace
 def test_the_feeds_agree(place: Place, sequence: Path) -> None:
     """But for the control group, and the files behind the names of programs."""
-    ebpf = sequence_run(place, sequence, EBPF, "ebpf")
-    strace = sequence_run(place, sequence, STRACE, "strace")
+    ebpf = record_sequence(place, sequence, EBPF, "ebpf")
+    strace = record_sequence(place, sequence, STRACE, "strace")
     for name in ("capability-surface.json", "correlation-report.json"):
         assert (ebpf / name).read_bytes() == (strace / name).read_bytes(), name
-    assert where_it_was_said(ebpf) == where_it_was_said(strace)
-    assert what_happened(ebpf) == what_happened(strace)
-    assert in_detail(ebpf, "resolved") == in_detail(strace)
+    assert read_markers(ebpf) == read_markers(strace)
+    assert read_kernel_calls(ebpf) == read_kernel_calls(strace)
+    assert read_details(ebpf, "resolved") == read_details(strace)
 
 
 @needs_ebpf
@@ -122,13 +122,13 @@ def test_the_feeds_agree(place: Place, sequence: Path) -> None:
 def test_the_feeds_agree_about_files_without_a_name(place: Place) -> None:
     """Programs that are started by a descriptor, and files that are in memory only. What they do
     not agree about is declared: see schema/kernel-layer.md."""
-    program = built(NAMELESS, place.root)
+    program = compile_source(NAMELESS, place.root)
     layers, details = [], []
     for feed in (EBPF, STRACE):
         run = observe(place, *feed, "--run-id", "nameless", "--", program, "x")
         assert run.done.code == 0
-        layers.append(what_happened(run.folder))
-        details.append(in_detail(run.folder, "resolved", "argv"))
+        layers.append(read_kernel_calls(run.folder))
+        details.append(read_details(run.folder, "resolved", "argv"))
         shutil.rmtree(run.folder)
     assert layers[0] == layers[1]
     values = [line["value"] for line in layers[0] if line["kind"] == "exec"]
@@ -142,35 +142,36 @@ def test_the_feeds_agree_about_files_without_a_name(place: Place) -> None:
     ]
 
 
-def where_it_was_said(folder: Path) -> list[Any]:
+def read_markers(folder: Path) -> list[Any]:
     return [
-        {**one, "pid": bool(one.get("pid"))} for one in records(folder / "layers/markers.ndjson")
+        {**one, "pid": bool(one.get("pid"))}
+        for one in read_records(folder / "layers/markers.ndjson")
     ]
 
 
-def what_happened(folder: Path) -> list[Any]:
+def read_kernel_calls(folder: Path) -> list[Any]:
     """Everything but who: the two feeds see the same calls in the same order."""
-    lines = records(folder / "layers/kernel.ndjson")
+    lines = read_records(folder / "layers/kernel.ndjson")
     return [{**line, "pid": 0} for line in lines]
 
 
-def in_detail(folder: Path, *left_out: str) -> list[Any]:
+def read_details(folder: Path, *left_out: str) -> list[Any]:
     """Without lines that stand there only because of who the process was found by."""
-    lines = records(folder / "layers/kernel-ext.ndjson")
+    lines = read_records(folder / "layers/kernel-ext.ndjson")
     dull = {"pid", "child", "scope", *left_out}
     plain = {"schema", "run_id", "seq", "call"}
-    told = [{name: line[name] for name in line if name not in dull} for line in lines]
-    return [line for line in told if set(line) > plain]
+    details = [{name: line[name] for name in line if name not in dull} for line in lines]
+    return [line for line in details if set(line) > plain]
 
 
 BUSY = r"""
-say() { printf '{"type":"%s","session_id":"s",%s}\n' "$1" "$2"; }
+emit() { printf '{"type":"%s","session_id":"s",%s}\n' "$1" "$2"; }
 block='"type":"tool_use","id":"a","name":"Bash","input":{}'
-say assistant "\"message\":{\"content\":[{$block}]}"
+emit assistant "\"message\":{\"content\":[{$block}]}"
 i=0; while [ $i -lt 3000 ]; do : </etc/hostname; i=$((i+1)); done
 block='"type":"tool_result","tool_use_id":"a"'
 meta='[{"id":"a","permission_decision":{"decision":"accept"}}]'
-say user "\"message\":{\"content\":[{$block}]},\"tool_result_meta\":$meta"
+emit user "\"message\":{\"content\":[{$block}]},\"tool_result_meta\":$meta"
 """
 
 
@@ -178,8 +179,8 @@ say user "\"message\":{\"content\":[{$block}]},\"tool_result_meta\":$meta"
 def test_what_is_not_lost_is_clean(place: Place) -> None:
     """Or the test below would show nothing of correlation."""
     run = observe(place, *EBPF, "--workspace", "empty", "--", "sh", "-c", BUSY)
-    report = artifact(run, "correlation-report.json")
-    assert (health(run)["ringbuf_drops"], report["status"]) == (0, "clean")
+    report = read_artifact(run, "correlation-report.json")
+    assert (read_health(run)["ringbuf_drops"], report["status"]) == (0, "clean")
     assert report["bindings"][0]["kernel_event_count"] == 3000
 
 
@@ -222,12 +223,12 @@ def test_what_comes_from_too_deep_is_claimed_where_it_goes(place: Place) -> None
     words = ("--no-wrap", "--workspace", "empty", "--", sys.executable, "-S", "-c", DEEP, target)
     run = observe(place, *EBPF, *words)
     assert target.exists()
-    assert str(target) in artifact(run, "capability-surface.json")["filesystem_paths"]
-    companion = artifact(run, "companion.json")
+    assert str(target) in read_artifact(run, "capability-surface.json")["filesystem_paths"]
+    companion = read_artifact(run, "companion.json")
     assert companion["paths"][str(target)] == ["rename_to"]
     assert companion["unnamed"]["event_1002"] == 1
     count = sum(companion["unnamed"].values())
-    assert f"stream_kernel_unnamed: events={count}" in health(run)["notes"]
+    assert f"stream_kernel_unnamed: events={count}" in read_health(run)["notes"]
     assert place.stream("verify", run.folder).code == 0
     found = json.loads(place.stream("diff", run.folder, run.folder).out)
     assert found["status"] == "partial:health"
@@ -241,28 +242,30 @@ def test_what_is_lost_is_counted_and_never_looks_clean(place: Place, step: int) 
     for number in range(runs):
         words = (*EBPF, "--kernel-ring", "4", "--run-id", f"run{number}", "--workspace", "empty")
         run = observe(place, *words, "--", "sh", "-c", BUSY, check=False)
-        found = health(run)
-        capture = artifact(run, "companion.json")["capture"]
+        found = read_health(run)
+        capture = read_artifact(run, "companion.json")["capture"]
         assert capture["got"] + capture["dropped"] == capture["seen"]
         assert capture["dropped"] == found["ringbuf_drops"]
         if found["ringbuf_drops"]:
             losses += 1
             assert found["kernel_layer"] == "partial_ringbuf_drops"
             assert found["network_protocol_coverage"] == "unknown"
-            report = artifact(run, "correlation-report.json")
+            report = read_artifact(run, "correlation-report.json")
             assert report["status"] == "partial"
             assert "kernel_events_lost_in_window:a" in report["ambiguities"]
             gaps = [
-                one for one in records(run.folder / "layers/kernel-ext.ndjson") if "lost" in one
+                one
+                for one in read_records(run.folder / "layers/kernel-ext.ndjson")
+                if "lost" in one
             ]
             assert sum(gap["lost"] for gap in gaps) == capture["dropped"]
         else:
-            assert Counter(one["value"] for one in kernel(run))["/etc/hostname"] == 3000
+            assert Counter(one["value"] for one in read_kernel_layer(run))["/etc/hostname"] == 3000
         shutil.rmtree(run.folder)
     assert losses > runs // 2
 
 
-def test_absent_is_said_with_its_reason(place: Place) -> None:
+def test_absent_is_reported_with_its_reason(place: Place) -> None:
     """No strace on PATH is the one way to have none that root cannot mend."""
     env = {"PATH": str(place.root / "bin")}
     programs = place.root / "bin"
@@ -273,13 +276,13 @@ def test_absent_is_said_with_its_reason(place: Place) -> None:
         (programs / name).symlink_to(found)
     run = observe(place, "--kernel", "strace", "--", "sh", "-c", "echo hello", env=env)
     assert run.done.code == 0
-    found = health(run)
+    found = read_health(run)
     assert found["kernel_layer"] == "absent"
     assert found["cgroup_correlation"] == "failed"
     assert found["network_protocol_coverage"] == "unknown"
     assert any("strace" in note for note in found["notes"])
     assert "strace" in run.done.err
-    assert artifact(run, "correlation-report.json")["status"] == "failed"
+    assert read_artifact(run, "correlation-report.json")["status"] == "failed"
     assert (run.folder / "layers/kernel.ndjson").read_bytes() == b""
     required = place.stream("observe", *STRACE, "--run-id", "no", "--", "sh", "-c", ":", env=env)
     assert required.code == 40
@@ -300,8 +303,8 @@ def test_nothing_that_reaches_further_hides_as_noise(place: Place) -> None:
     finally:
         link.unlink()
         made.unlink(missing_ok=True)
-    values = Counter(one["value"] for one in kernel(run))
+    values = Counter(one["value"] for one in read_kernel_layer(run))
     assert values[str(target)] == 3
     assert values[str(made)] == 1
-    filtered = artifact(run, "companion.json")["filtered"]
+    filtered = read_artifact(run, "companion.json")["filtered"]
     assert filtered["loader"] > 0

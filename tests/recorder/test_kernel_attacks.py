@@ -17,14 +17,14 @@ import pytest
 from stream.process.cgroup import own_group
 from tests.cli.command import PATIENCE, Place, processes_naming
 from tests.feeds import FEEDS, NO_EBPF, in_turn, needs_ebpf
-from tests.recorder.runs import Run, only_run, records
+from tests.recorder.runs import Run, only_run, read_records
 
 KERNEL, DETAIL = "layers/kernel.ndjson", "layers/kernel-ext.ndjson"
 NOT_OURS = "was removed, replaced or written to by somebody else"
 BEGUN = f"until [ -s ../{KERNEL} ]; do :; done"
 
 
-def recorded(place: Place, feed: str, script: str, *words: str) -> Run:
+def record_attack(place: Place, feed: str, script: str, *words: str) -> Run:
     """Whatever its agent does, the run ends, and no link out of it was followed."""
     victim = place.root / "victim"
     victim.write_text("mine\n")
@@ -35,12 +35,12 @@ def recorded(place: Place, feed: str, script: str, *words: str) -> Run:
     return only_run(place, done)
 
 
-def document(run: Run, name: str) -> Any:
+def read_document(run: Run, name: str) -> Any:
     return json.loads((run.folder / name).read_bytes())
 
 
-def rules(place: Place, run: Run) -> set[str]:
-    """Of errors. That something was lost, where the run says so, is none."""
+def find_error_rules(place: Place, run: Run) -> set[str]:
+    """The rules of errors. That something was lost, where the run reports it, is none."""
     done = place.stream("verify", "--json", run.folder)
     errors = {record["rule"] for record in done.records if record["severity"] == "error"}
     assert done.code == (1 if errors else 0), done.err
@@ -63,13 +63,15 @@ def rules(place: Place, run: Run) -> set[str]:
     "rm -r ../layers",
 )
 def test_the_layer_is_taken_away(place: Place, feed: str, row: str) -> None:
-    run = recorded(place, feed, f"{BEGUN}; {row}; /bin/true")
+    run = record_attack(place, feed, f"{BEGUN}; {row}; /bin/true")
     assert f"stream: the record is incomplete: {KERNEL} {NOT_OURS}" in run.done.err
-    assert document(run, "observation-health.json")["kernel_layer"] != "complete"
-    assert document(run, "correlation-report.json")["status"] != "clean"
+    assert read_document(run, "observation-health.json")["kernel_layer"] != "complete"
+    assert read_document(run, "correlation-report.json")["status"] != "clean"
     assert run.names[-1] == "run_finished"
     assert place.stream("check", run.folder).code == 1
-    assert any(rule.startswith(("integrity.", "security.")) for rule in rules(place, run))
+    assert any(
+        rule.startswith(("integrity.", "security.")) for rule in find_error_rules(place, run)
+    )
 
 
 @in_turn(
@@ -80,22 +82,22 @@ def test_the_layer_is_taken_away(place: Place, feed: str, row: str) -> None:
 )
 def test_a_name_is_taken_beforehand(place: Place, feed: str, row: tuple[str, str]) -> None:
     name, made = row
-    run = recorded(place, feed, f"{BEGUN}; {made} ../{name}")
+    run = record_attack(place, feed, f"{BEGUN}; {made} ../{name}")
     assert f"{name}: file exists" in run.done.err
     assert run.names[-1] == "run_finished"
     assert place.stream("check", run.folder).code == 1
-    assert rules(place, run)
+    assert find_error_rules(place, run)
 
 
 @needs_ebpf
 @pytest.mark.parametrize("made", ["mkfifo", "mkdir", "ln -s ../../../victim", "touch", ":"])
 def test_the_event_log_is_replaced(place: Place, made: str) -> None:
-    """It is the agent's own word: whoever takes it away has said nothing."""
+    """It is the agent's own word: whoever takes it away has reported nothing."""
     log = '"$ASSAY_RUNNER_SDK_EVENT_LOG"'
-    run = recorded(place, "ebpf", f"rm {log}; {made} {log}")
-    health = document(run, "observation-health.json")
+    run = record_attack(place, "ebpf", f"rm {log}; {made} {log}")
+    health = read_document(run, "observation-health.json")
     assert (health["kernel_layer"], health["sdk_layer"]) == ("complete", "absent")
-    assert not rules(place, run)
+    assert not find_error_rules(place, run)
     assert not (run.folder / ".wrappers").exists()
 
 
@@ -104,10 +106,10 @@ def test_the_event_log_never_ends(place: Place) -> None:
     """A line without an end, and then one that is cut off by cutting the file."""
     log = '"$ASSAY_RUNNER_SDK_EVENT_LOG"'
     script = f"head -c 100000000 /dev/zero | tr '\\0' x >{log}; : >{log}; echo >{log}"
-    run = recorded(place, "ebpf", script)
+    run = record_attack(place, "ebpf", script)
     assert "the log: what was told there was made shorter" in run.done.err
     assert not (run.folder / ".wrappers").exists()
-    assert not rules(place, run)
+    assert not find_error_rules(place, run)
 
 
 @pytest.mark.parametrize("feed", FEEDS)
@@ -124,24 +126,24 @@ def test_what_is_mounted_over_a_folder_of_libraries_is_seen(
     cover.mkdir()
     steps = f"mount --bind {secret} {cover}; cat {cover}/key; umount {cover}"
     try:
-        run = recorded(place, feed, f"{way} bash -c '{steps}'")
+        run = record_attack(place, feed, f"{way} bash -c '{steps}'")
     finally:
         cover.rmdir()
     (seen,) = [
         line
-        for line in records(run.folder / KERNEL)
+        for line in read_records(run.folder / KERNEL)
         if line["value"] == f"{cover}/key" and line["return_value"] >= 0
     ]
-    details = {line["seq"]: line for line in records(run.folder / "layers/kernel-ext.ndjson")}
+    details = {line["seq"]: line for line in read_records(run.folder / "layers/kernel-ext.ndjson")}
     assert "other_mounts" in details[seen["seq"]]["marks"]
-    assert document(run, "companion.json")["filtered"]["loader"] > 0, "what came before it"
-    assert not rules(place, run)
+    assert read_document(run, "companion.json")["filtered"]["loader"] > 0, "what came before it"
+    assert not find_error_rules(place, run)
 
 
 @needs_ebpf
 def test_forged_words_of_an_agent(place: Place) -> None:
     """Ids that are doubled, huge, of another run, with newlines in them; ends before beginnings."""
-    said = {
+    line = {
         "schema": "assay.runner.sdk_event.v0",
         "run_id": "run",
         "seq": 0,
@@ -150,7 +152,7 @@ def test_forged_words_of_an_agent(place: Place) -> None:
         "sdk_version": None,
     }
     lines = [
-        {**said, "event_type": kind, "tool_call_id": id_, "tool": tool, **others}
+        {**line, "event_type": kind, "tool_call_id": id_, "tool": tool, **others}
         for kind, id_, tool, others in (
             ("tool_call_completed", "a", "Bash", {}),
             ("tool_call_started", "a", "Bash", {}),
@@ -169,13 +171,13 @@ def test_forged_words_of_an_agent(place: Place) -> None:
     stdout.write_text(
         json.dumps({"type": "assistant", "message": {"content": [block, block, 7, None]}}) + "\n"
     )
-    run = recorded(place, "ebpf", f'cat {log} >"$ASSAY_RUNNER_SDK_EVENT_LOG"; cat {stdout}')
+    run = record_attack(place, "ebpf", f'cat {log} >"$ASSAY_RUNNER_SDK_EVENT_LOG"; cat {stdout}')
     assert run.names[-1] == "run_finished"
-    assert document(run, "correlation-report.json")["status"] == "partial"
-    assert not rules(place, run)
+    assert read_document(run, "correlation-report.json")["status"] == "partial"
+    assert not find_error_rules(place, run)
 
 
-def endings(place: Place, folder: Path) -> list[str]:
+def find_all_rules(place: Place, folder: Path) -> list[str]:
     done = place.stream("verify", "--json", folder)
     assert done.code == 1, done.err
     return [record["rule"] for record in done.records]
@@ -193,7 +195,7 @@ def test_the_recorder_is_killed(place: Place, feed: str) -> None:
     chain = folder / "chain.ndjson"
     while not (chain.exists() and chain.read_bytes().count(b"\n")):
         assert process.poll() is None
-    groups = groups_of(process.pid)
+    groups = find_groups(process.pid)
     process.kill()
     place.finish(process)
     deadline = time.monotonic() + PATIENCE
@@ -203,7 +205,7 @@ def test_the_recorder_is_killed(place: Place, feed: str) -> None:
     while left := [group for group in groups if group.exists()]:
         assert time.monotonic() < deadline, left
     assert not list(folder.glob("*.fifo"))
-    assert endings(place, folder) == CUT_OFF
+    assert find_all_rules(place, folder) == CUT_OFF
     refused = place.stream("archive", folder, "-o", place.root / "run.tar.gz")
     assert refused.code == 2
     assert "it was not recorded to its end" in refused.err
@@ -213,13 +215,13 @@ def test_the_recorder_is_killed(place: Place, feed: str) -> None:
     first = json.loads(chain.read_bytes().split(b"\n")[0])
     cut = first["bytes"] if first["layer"] == KERNEL else 0
     layer.write_bytes(whole[: max(cut, whole.rfind(b"\n", 0, -1) + 1)])
-    assert endings(place, folder) == CUT_OFF, "a detail was written before its line"
+    assert find_all_rules(place, folder) == CUT_OFF, "a detail was written before its line"
     if cut:
         layer.write_bytes(whole[:cut].replace(b'"pid":', b'"Pid":', 1) + whole[cut:])
-        assert "integrity.chain" in endings(place, folder)
+        assert "integrity.chain" in find_all_rules(place, folder)
 
 
-def groups_of(recorder: int) -> list[Path]:
+def find_groups(recorder: int) -> list[Path]:
     """Where what it has started is: the groups that were made for the run."""
     found: list[Path] = []
     children = Path(f"/proc/{recorder}/task/{recorder}/children").read_text().split()
@@ -247,22 +249,22 @@ def test_there_is_no_room_for_the_layers(place: Place, small_disk: Callable[[str
     done = place.finish(process)
     assert (done.code, done.out) == (5, b"done\n")
     run = Run(disk / "run", done)
-    health = document(run, "observation-health.json")
+    health = read_document(run, "observation-health.json")
     assert health["kernel_layer"] == "partial_ringbuf_drops"
     assert health["network_protocol_coverage"] == "unknown"
-    capture = document(run, "companion.json")["capture"]
+    capture = read_document(run, "companion.json")["capture"]
     lost = re.match("([0-9]+) lines could not be written", capture["unknown_loss"])
     assert lost
     process = place.start("observe", *how, place.root, "--", *words)
     (place.root / "full").write_text("now\n")
     with_room = place.finish(process)
-    assert lines_of(run) + int(lost[1]) == lines_of(Run(place.root / "run", with_room)) > 5000
+    assert count_lines(run) + int(lost[1]) == count_lines(Run(place.root / "run", with_room)) > 5000
     assert place.stream("check", run.folder).code == 1
-    # There was room for what the run came to: it says what is missing, and nothing else is wrong.
+    # There was room for what the run came to: it names what is missing, and nothing else is wrong.
     # A line of a layer that was cut off again may have left room for the output.
     is_whole = (run.folder / "artifacts/claude_stdout.txt").read_bytes() == b"done\n"
     incomplete = set() if is_whole else {"contract.check.run.incomplete"}
-    assert rules(place, run) == incomplete
+    assert find_error_rules(place, run) == incomplete
     target = place.root / "run.tar.gz"
     again = place.stream("archive", run.folder, "-o", target)
     assert (again.code, "no space left on device" in again.err.lower()) == (0, True)
@@ -270,15 +272,15 @@ def test_there_is_no_room_for_the_layers(place: Place, small_disk: Callable[[str
     assert {record["rule"] for record in again.records} == {*incomplete, "contract.losses"}
 
 
-def lines_of(run: Run) -> int:
-    return sum(len(records(run.folder / layer)) for layer in (KERNEL, DETAIL))
+def count_lines(run: Run) -> int:
+    return sum(len(read_records(run.folder / layer)) for layer in (KERNEL, DETAIL))
 
 
 @pytest.mark.parametrize("mode", ["redacted", "hashed"])
 @pytest.mark.parametrize("feed", FEEDS)
 def test_no_secret_is_written_down(place: Place, feed: str, mode: str) -> None:
     token, password, typed = "ghp_" + "aB3dE5gH7jK9" * 3, "hunter2correcthorse", "Zq8vR2mXw7Lk"
-    said = {
+    event = {
         "schema": "assay.runner.sdk_event.v0",
         "run_id": "run",
         "seq": 0,
@@ -302,7 +304,7 @@ def test_no_secret_is_written_down(place: Place, feed: str, mode: str) -> None:
         rm $'\\377{token}' '\\0{token}'; true $'\\377{token}' '\\0{token}' "$RAW_PASSWORD" 'a\\b'
         env --argv0=x true --token={token} "$MY_PASSWORD" --password {typed}
         {sys.executable} -c "{reach}"
-        echo '{json.dumps(said)}' >>"$ASSAY_RUNNER_SDK_EVENT_LOG"
+        echo '{json.dumps(event)}' >>"$ASSAY_RUNNER_SDK_EVENT_LOG"
         echo '{json.dumps(line)}'
         bash -c 'eval "{command}" < /dev/null'
         """
@@ -318,22 +320,24 @@ def test_no_secret_is_written_down(place: Place, feed: str, mode: str) -> None:
         text = path.read_bytes()
         for known in (token, password, typed, "horse", "battery"):
             assert known.encode() not in text, (path.name, known)
-    assert not rules(place, run)
-    execs = [line for line in records(run.folder / "layers/kernel-ext.ndjson") if "argv" in line]
+    assert not find_error_rules(place, run)
+    execs = [
+        line for line in read_records(run.folder / "layers/kernel-ext.ndjson") if "argv" in line
+    ]
     assert execs
     is_hashed = all(line["argv"][0].startswith("sha256:") for line in execs)
     assert is_hashed is (mode == "hashed")
 
 
 @needs_ebpf
-def test_an_agent_that_says_too_much(place: Place) -> None:
-    said = (
+def test_an_agent_that_reports_too_much(place: Place) -> None:
+    line = (
         '{"schema":"assay.runner.sdk_event.v0","run_id":"run","seq":0,"source":"x","sdk_name":"x",'
         '"sdk_version":null,"event_type":"tool_call_started","tool":"t","tool_call_id":"%.0f"}'
     )
-    run = recorded(place, "ebpf", f"seq -f '{said}' 0 15006 >$ASSAY_RUNNER_SDK_EVENT_LOG")
+    run = record_attack(place, "ebpf", f"seq -f '{line}' 0 15006 >$ASSAY_RUNNER_SDK_EVENT_LOG")
     assert "incomplete: 7 events of the SDK layer, which keeps 15000" in run.done.err
-    assert not rules(place, run)
+    assert not find_error_rules(place, run)
 
 
 @pytest.mark.parametrize("feed", ["off", "ebpf"])
@@ -355,7 +359,7 @@ def test_who_leaves_the_group_does_not_outlive_the_guard(place: Place, feed: str
     assert done.code == 137, done.err
     assert not processes_naming(str(place.root))
     if feed == "ebpf":
-        details = records(only_run(place, done).folder / "layers/kernel-ext.ndjson")
+        details = read_records(only_run(place, done).folder / "layers/kernel-ext.ndjson")
         pids = {
             call: {one["pid"] for one in details if one["call"] == call}
             for call in ("exec", "exit")

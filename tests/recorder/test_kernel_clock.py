@@ -11,9 +11,9 @@ import pytest
 from stream.records.kernel import MKDIR, RMDIR
 from tests.cli.command import STREAM, Place
 from tests.feeds import FEEDS
-from tests.recorder.runs import Run, observe, records
-from tests.recorder.test_kernel import artifact, health, kernel, sequence
-from tests.recorder.test_kernel_attacks import rules
+from tests.recorder.runs import Run, observe, read_records
+from tests.recorder.test_kernel import read_artifact, read_health, read_kernel_layer, sequence
+from tests.recorder.test_kernel_attacks import find_error_rules
 
 __all__ = ["sequence"]
 AHEAD = ("unshare", "--time", "--fork", "--monotonic", "100000", "--boottime", "100000")
@@ -25,8 +25,8 @@ pytestmark = [
 ]
 
 
-def bound(run: Run) -> dict[str, int]:
-    report = artifact(run, "correlation-report.json")
+def count_bound(run: Run) -> dict[str, int]:
+    report = read_artifact(run, "correlation-report.json")
     return {one["tool_call_id"]: one["kernel_event_count"] for one in report["bindings"]}
 
 
@@ -34,12 +34,12 @@ def test_the_command_has_another_clock(place: Place, sequence: Path, feed: str) 
     """Which nobody asks."""
     run = observe(place, "--kernel", feed, "--workspace", "empty", "--", *BEHIND, sequence)
     assert run.done.code == 0, run.done.err
-    assert health(run)["kernel_layer"] == "complete"
-    assert bound(run) == {"call_write": 8, "call_read": 6, "call_reach": 2}
-    assert not rules(place, run)
+    assert read_health(run)["kernel_layer"] == "complete"
+    assert count_bound(run) == {"call_write": 8, "call_read": 6, "call_reach": 2}
+    assert not find_error_rules(place, run)
 
 
-# What was written cannot be told from the kernel layer, where some of it was written by no call.
+# What was written cannot be derived from the kernel layer, where some of it was written by no call.
 # So it has the time at which the recorder read it: a read is over when the reader sleeps again.
 ARRIVES = """
 import json, os
@@ -74,11 +74,13 @@ for call in ('one', 'two'):
 
 
 def test_the_recorder_has_another_clock(place: Place, feed: str) -> None:
-    """Than the kernel, which tells when an event happened."""
+    """Than the kernel, which records when an event happened."""
     words = ("--kernel", feed, "--workspace", "empty", "--", "/usr/bin/python3", "-ISc", ARRIVES)
     run = observe(place, *words, argv0=(*AHEAD, STREAM), check=False)
     assert run.done.code == 0, run.done.err
-    told = records(run.folder / "layers/markers.ndjson")[1:-1]
-    assert [one["clock"] for one in told] == ["arrival"] * 4
-    changes = [line["seq"] for line in kernel(run) if line["event_type"] in (MKDIR, RMDIR)]
-    assert [one["at"] for one in told] == changes[::2]
+    markers = read_records(run.folder / "layers/markers.ndjson")[1:-1]
+    assert [one["clock"] for one in markers] == ["arrival"] * 4
+    changes = [
+        line["seq"] for line in read_kernel_layer(run) if line["event_type"] in (MKDIR, RMDIR)
+    ]
+    assert [one["at"] for one in markers] == changes[::2]

@@ -1,6 +1,6 @@
 """`diff` of real runs that reach files by the number of a folder that they have open.
 
-Claude Code does so. strace tells such a name as it was given."""
+Claude Code does so. strace prints such a name as it was given."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_a_folder_that_is_open_has_another_number_in_each_run(place: Place, feed
     outside = place.root / "outside"
     outside.mkdir()
 
-    def run(name: str, words: tuple[str, ...]) -> Path:
-        told = ("--kernel", feed, "--workspace", "empty", "--run-id", name)
+    def record_run(name: str, words: tuple[str, ...]) -> Path:
+        options = ("--kernel", feed, "--workspace", "empty", "--run-id", name)
         command = (sys.executable, "-IS", "-c", WORK, str(outside), *words)
-        done = place.stream("observe", "-q", *told, "--", *command)
+        done = place.stream("observe", "-q", *options, "--", *command)
         assert done.code == 0, done.err
         return place.workspace / "runs" / name
 
-    (record,) = place.stream("diff", run("one", ONE), run("other", OTHER)).records
+    (record,) = place.stream("diff", record_run("one", ONE), record_run("other", OTHER)).records
     found: dict[str, Any] = record["surface"]["filesystem_paths"]
     whole = found["added"] + found["removed"]
     assert [path.rpartition("/")[2] for path in whole] == [

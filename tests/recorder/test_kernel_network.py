@@ -9,7 +9,7 @@ import pytest
 from tests.cli.command import Place
 from tests.feeds import FEEDS
 from tests.recorder.runs import observe
-from tests.recorder.test_kernel import artifact, health
+from tests.recorder.test_kernel import read_artifact, read_health
 
 ECHO = r"""
 import socket
@@ -59,11 +59,11 @@ def test_what_was_sent_is_seen(
 ) -> None:
     run = observe(place, "--kernel", feed, "--", sys.executable, "-ISc", work)
     assert run.done.code == 0, run.done.err
-    found, beside = health(run), artifact(run, "companion.json")
-    assert artifact(run, "capability-surface.json")["network_endpoints"] == endpoints
-    assert beside["unnamed"] == unnamed
-    assert beside["local_sockets"] == []
-    assert beside["address_probes"] == (["127.0.0.1:0"] if work == PROBE else [])
+    found, companion = read_health(run), read_artifact(run, "companion.json")
+    assert read_artifact(run, "capability-surface.json")["network_endpoints"] == endpoints
+    assert companion["unnamed"] == unnamed
+    assert companion["local_sockets"] == []
+    assert companion["address_probes"] == (["127.0.0.1:0"] if work == PROBE else [])
     assert found["network_protocol_coverage"] == coverage
     is_noted = any(note.startswith("stream_kernel_unnamed:") for note in found["notes"])
     assert is_noted == bool(unnamed)

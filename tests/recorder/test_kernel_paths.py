@@ -1,4 +1,4 @@
-"""Names of any bytes, and paths as long as there are: what was reached is what is told."""
+"""Names of any bytes, and paths as long as there are: what was reached is what is recorded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from stream.records.kernel import MKDIR, OPEN, RENAME, UNLINK, path_text
 from tests.cli.command import Place
 from tests.feeds import FEEDS
-from tests.recorder.runs import observe, records
-from tests.recorder.test_kernel import artifact, health, kernel
-from tests.recorder.test_kernel_attacks import rules
+from tests.recorder.runs import observe, read_records
+from tests.recorder.test_kernel import read_artifact, read_health, read_kernel_layer
+from tests.recorder.test_kernel_attacks import find_error_rules
 
 WORK = r"""
 import os
@@ -41,18 +41,20 @@ def test_names_of_any_bytes_and_any_length(place: Place, feed: str) -> None:
     words = ("--kernel", feed, "--workspace", "empty", "--", "/usr/bin/python3", "-ISc", WORK)
     run = observe(place, *words)
     assert run.done.code == 0, run.done.err
-    found = health(run)
+    found = read_health(run)
     assert (found["kernel_layer"], found["ringbuf_drops"]) == ("complete", 0)
     odd, deep = f'{run.folder}/workspace/\\xff\n"', path_text(run.stdout)
-    lines = [line for line in kernel(run) if str(line["value"]).startswith(str(run.folder))]
-    told = [(line["event_type"], line["value"]) for line in lines]
-    assert told[:3] == [(MKDIR, odd), (OPEN, f"{odd}/\\xe9"), (RENAME, f"{odd}/\\xe9")]
-    details = {one["seq"]: one for one in records(run.folder / "layers/kernel-ext.ndjson")}
+    lines = [
+        line for line in read_kernel_layer(run) if str(line["value"]).startswith(str(run.folder))
+    ]
+    found = [(line["event_type"], line["value"]) for line in lines]
+    assert found[:3] == [(MKDIR, odd), (OPEN, f"{odd}/\\xe9"), (RENAME, f"{odd}/\\xe9")]
+    details = {one["seq"]: one for one in read_records(run.folder / "layers/kernel-ext.ndjson")}
     assert details[lines[2]["seq"]]["to_path"] == f"{odd}/a\\\\b"
     longest, longer = (f"{deep}/" + "\\xfe" * (length - 3891) for length in (4095, 4096))
-    at = told.index((MKDIR, deep))
+    at = found.index((MKDIR, deep))
     refused = lines[at + 4]
-    assert told[at:] == [
+    assert found[at:] == [
         (MKDIR, deep),
         (OPEN, longest),
         (UNLINK, longest),
@@ -63,6 +65,6 @@ def test_names_of_any_bytes_and_any_length(place: Place, feed: str) -> None:
     assert longer.startswith(refused["value"])
     assert details[refused["seq"]]["marks"] == ["truncated"]
     assert details[refused["seq"]]["return_value"] == -errno.ENAMETOOLONG
-    paths = artifact(run, "capability-surface.json")["filesystem_paths"]
+    paths = read_artifact(run, "capability-surface.json")["filesystem_paths"]
     assert {odd, f"{odd}/a\\\\b", longest, longer} <= {*paths}
-    assert not rules(place, run)
+    assert not find_error_rules(place, run)

@@ -38,7 +38,7 @@ def test_endings_of_what_only_its_owner_may_use(place: Place, feed: str) -> None
     for number, words in enumerate((ONE, OTHER)):
         top = place.root / "made"
         top.mkdir()
-        runs.append(observed(place, feed, f"run-{number}", top, words))
+        runs.append(record_run(place, feed, f"run-{number}", top, words))
         top.rename(place.root / f"made-{number}")
     done = place.stream("diff", *runs, "--json")
     found: dict[str, Any] = json.loads(done.out)
@@ -56,8 +56,8 @@ def test_endings_of_what_only_its_owner_may_use(place: Place, feed: str) -> None
     assert "base port=1 random=6, head port=1 random=5" in note
 
 
-def observed(place: Place, feed: str, name: str, top: Path, words: tuple[str, ...]) -> Path:
-    told = ("--kernel", feed, "--workspace", "empty", "--run-id", name)
-    done = place.stream("observe", *told, "--", "/usr/bin/python3", "-ISc", WORK, top, *words)
+def record_run(place: Place, feed: str, name: str, top: Path, words: tuple[str, ...]) -> Path:
+    options = ("--kernel", feed, "--workspace", "empty", "--run-id", name)
+    done = place.stream("observe", *options, "--", "/usr/bin/python3", "-ISc", WORK, top, *words)
     assert done.code == 0, done.err
     return place.workspace / "runs" / name

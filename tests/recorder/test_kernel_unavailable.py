@@ -1,4 +1,4 @@
-"""Where the kernel feed may not be had, or does not last: it is said why, and the run is intact."""
+"""Where the kernel feed is not available, or ends early: the reason is reported, the run intact."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.cli.test_ordinary_user import Run as Stream
 from tests.cli.test_ordinary_user import open_place, run
 from tests.feeds import FEEDS, needs_ebpf, needs_strace
 from tests.kernel.test_strace import NO_PTRACE, write_program
-from tests.recorder.runs import Run, observe, records
-from tests.recorder.test_kernel import artifact, health, kernel
-from tests.recorder.test_kernel_attacks import document, rules
+from tests.recorder.runs import Run, observe, read_records
+from tests.recorder.test_kernel import read_artifact, read_health, read_kernel_layer
+from tests.recorder.test_kernel_attacks import find_error_rules, read_document
 
 __all__ = ["open_place", "run"]
 UNPRIVILEGED = "not permitted: it takes root, or CAP_BPF and CAP_PERFMON"
@@ -25,7 +25,7 @@ FORBIDDEN = "not permitted: a user namespace, a filter or a lockdown forbids bpf
 NO_BTF = "/sys/kernel/btf/vmlinux: missing: this kernel does not describe itself (BTF)"
 HIDE_BTF = 'mount -t tmpfs none /sys/kernel/btf && exec "$@"'
 SLOW = "stream: strace watches, which is slow, and takes sudo and ping away\n"
-SCRIPT = ("sh", "-c", "echo said; : >made; exit 3")
+SCRIPT = ("sh", "-c", "echo text; : >made; exit 3")
 
 
 @pytest.fixture
@@ -37,19 +37,19 @@ def runs(open_place: Place) -> Path:
 
 
 def check_absent(place: Place, run: Run, reason: str) -> None:
-    """All but the kernel's side is there, and that is said to be missing."""
+    """All but the kernel's side is there, and that is reported as missing."""
     assert run.done.code == 3
-    assert (run.stdout, sorted(run.changes)) == (b"said\n", ["made"])
+    assert (run.stdout, sorted(run.changes)) == (b"text\n", ["made"])
     assert f"stream: the kernel is not watched: {reason}\n" in run.done.err
-    found = document(run, "observation-health.json")
+    found = read_document(run, "observation-health.json")
     assert (found["kernel_layer"], found["cgroup_correlation"]) == ("absent", "failed")
     assert "kernel evidence" not in run.done.err
     assert found["network_protocol_coverage"] == "unknown"
     (note,) = (note for note in found["notes"] if note.startswith("stream_kernel_absent: "))
     assert reason in note
-    assert document(run, "correlation-report.json")["status"] == "failed"
+    assert read_document(run, "correlation-report.json")["status"] == "failed"
     assert (run.folder / "layers/kernel.ndjson").read_bytes() == b""
-    assert not rules(place, run)
+    assert not find_error_rules(place, run)
 
 
 @needs_strace
@@ -60,16 +60,16 @@ def test_an_ordinary_user(open_place: Place, run: Stream, runs: Path) -> None:
     auto = Run(runs / "auto", run("observe", "--kernel", "auto", *words, "auto", "--", *SCRIPT))
     assert auto.done.code == 3
     assert SLOW in auto.done.err
-    assert health(auto)["kernel_layer"] == "complete"
-    assert f"{auto.folder}/workspace/made" in [line["value"] for line in kernel(auto)]
-    assert not rules(open_place, auto)
+    assert read_health(auto)["kernel_layer"] == "complete"
+    assert f"{auto.folder}/workspace/made" in [line["value"] for line in read_kernel_layer(auto)]
+    assert not find_error_rules(open_place, auto)
     required = run("observe", "--kernel", "ebpf", "--require", "kernel", *words, "no", "--", "ls")
     assert required.code == 40
     assert f"stream: --require kernel: the kernel feed: {UNPRIVILEGED}\n" == required.err
     assert not (runs / "no").exists()
 
 
-def without(*capabilities: str) -> tuple[str, ...]:
+def drop_capabilities(*capabilities: str) -> tuple[str, ...]:
     less = ",".join(f"-{name}" for name in capabilities)
     return ("setpriv", "--bounding-set", less, "--inh-caps", less, STREAM)
 
@@ -78,8 +78,8 @@ def without(*capabilities: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("argv0", "reason"),
     [
-        (without("sys_admin", "bpf"), UNPRIVILEGED),
-        (without("sys_admin", "perfmon"), UNPRIVILEGED),
+        (drop_capabilities("sys_admin", "bpf"), UNPRIVILEGED),
+        (drop_capabilities("sys_admin", "perfmon"), UNPRIVILEGED),
         (("unshare", "--user", "--map-root-user", STREAM), FORBIDDEN),
         (("unshare", "--mount", "sh", "-c", HIDE_BTF, "sh", STREAM), NO_BTF),
     ],
@@ -106,7 +106,7 @@ def test_neither_of_them(place: Place) -> None:
         found = shutil.which(name)
         assert found
         (programs / name).symlink_to(found)
-    argv0 = (STREAM,) if os.geteuid() else without("sys_admin", "bpf", "perfmon")
+    argv0 = (STREAM,) if os.geteuid() else drop_capabilities("sys_admin", "bpf", "perfmon")
     how: dict[str, Any] = {"argv0": argv0, "env": {"PATH": f"{programs}"}}
     how["argv0"] = (shutil.which(argv0[0]) or argv0[0], *argv0[1:])
     both = f"{UNPRIVILEGED}; strace is not installed"
@@ -130,16 +130,16 @@ def test_no_control_groups_of_version_2(place: Place, needs_root: None, feed: st
     run = observe(place, *words, argv0=argv0)
     assert run.done.code == 3, run.done.err
     assert run.summary["containment"] == "subreaper"
-    found = health(run)
+    found = read_health(run)
     assert (found["kernel_layer"], found["cgroup_correlation"]) == ("complete", "failed")
     reason = {
         "ebpf": "no control group of version 2",
         "strace": "strace sees the process tree only",
     }
     assert f"stream_cgroup_failed: {reason[feed]}" in found["notes"]
-    assert [*artifact(run, "companion.json")["capture"]["scopes"]] == ["tree"]
-    assert f"{run.folder}/workspace/late" in [line["value"] for line in kernel(run)]
-    assert not rules(place, run)
+    assert [*read_artifact(run, "companion.json")["capture"]["scopes"]] == ["tree"]
+    assert f"{run.folder}/workspace/late" in [line["value"] for line in read_kernel_layer(run)]
+    assert not find_error_rules(place, run)
 
 
 BREAKS = """
@@ -166,23 +166,23 @@ exit 3
 @needs_ebpf
 @needs_strace
 def test_the_feed_breaks_in_the_middle(place: Place) -> None:
-    """What it saw is kept; that there is more, and nobody knows how much, is said."""
+    """What it saw is kept; that there is more, and nobody knows how much, is reported."""
     words = ("--kernel", "ebpf", "--workspace", "empty", "--", "sh", "-c", BREAKS)
     run = observe(place, *words, check=False)
     assert run.done.code == 3, run.done.err
     assert sorted(run.changes) == ["after", "before"]
     assert "incomplete: the kernel layer: input/output error" in run.done.err
-    found = health(run)
+    found = read_health(run)
     assert (found["kernel_layer"], found["ringbuf_drops"]) == ("partial_ringbuf_drops", 0)
     assert found["network_protocol_coverage"] == "unknown"
     reason = "the feed ended before its counters were read"
     assert f"stream_kernel_unknown_loss: {reason}" in found["notes"]
-    seen = [line["value"] for line in kernel(run)]
+    seen = [line["value"] for line in read_kernel_layer(run)]
     assert f"{run.folder}/workspace/before" in seen
     assert f"{run.folder}/workspace/after" not in seen
-    last = records(run.folder / "layers/kernel-ext.ndjson")[-1]
+    last = read_records(run.folder / "layers/kernel-ext.ndjson")[-1]
     assert last == {"schema": "stream.gap.v1", "source": "ebpf", "lost": 0, "reason": reason}
-    report = artifact(run, "correlation-report.json")
+    report = read_artifact(run, "correlation-report.json")
     assert report["status"] == "partial"
     assert "kernel_events_lost_in_window:call" in report["ambiguities"]
-    assert not rules(place, run)
+    assert not find_error_rules(place, run)

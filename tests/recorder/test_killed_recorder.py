@@ -1,4 +1,4 @@
-"""Whoever records may be killed at any moment: what was recorded stands, and nothing lives on."""
+"""The recorder may be killed at any time: what was recorded stands, and nothing lives on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stream.records.decision import ORDER
 from tests.cli.command import STREAM, Place, processes_naming
 from tests.sweeping import every
 
-MOMENTS = 200
+KILLS = 200
 START = 0.12  #: seconds that a start takes, about
 STEP = 0.004  #: seconds from an event to the next one, about
 PATIENCE = 180.0
@@ -36,7 +36,7 @@ QUICK = "echo begun; printf note > note; git --version"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
 
 
-def record(place: Place, number: int, after: int, seconds: float) -> Path:
+def record_and_kill(place: Place, number: int, after: int, seconds: float) -> Path:
     """A run that is killed so many seconds after so many events."""
     folder = place.workspace / "runs" / f"run-{number}"
     agent = STUBBORN if number % 2 else QUICK
@@ -49,7 +49,7 @@ def record(place: Place, number: int, after: int, seconds: float) -> Path:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    while events(folder) < after and not has_ended(process, 0.0005):
+    while count_events(folder) < after and not has_ended(process, 0.0005):
         pass
     if not has_ended(process, seconds):
         process.kill()
@@ -65,8 +65,8 @@ def has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def survivors(folder: Path) -> list[str]:
-    """The guard may need a moment to end them."""
+def find_survivors(folder: Path) -> list[str]:
+    """The guard may need some time to end them."""
     deadline = time.monotonic() + PATIENCE
     while found := processes_naming(str(folder)):
         if time.monotonic() > deadline:
@@ -74,23 +74,23 @@ def survivors(folder: Path) -> list[str]:
     return found
 
 
-def events(folder: Path) -> int:
-    return len(whole_lines(folder))
+def count_events(folder: Path) -> int:
+    return len(read_whole_lines(folder))
 
 
-def whole_lines(folder: Path) -> list[bytes]:
+def read_whole_lines(folder: Path) -> list[bytes]:
     """The kernel may cut a write at the end of a page when it kills: what has no end is no line."""
     journal = folder / "events.jsonl"
     return journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
 
 
-def judge(place: Place, folder: Path) -> str:
+def find_fault(place: Place, folder: Path) -> str:
     """What is wrong with what is left of the run."""
-    if found := survivors(folder):
+    if found := find_survivors(folder):
         return f"{folder.name}: still alive: {found}"
     if not folder.exists():
         return ""
-    names = [json.loads(line)["event_type"] for line in whole_lines(folder)]
+    names = [json.loads(line)["event_type"] for line in read_whole_lines(folder)]
     if any(name not in forms for name, forms in zip(names, ORDER, strict=False)):
         return f"{folder.name}: {names}"
     checked = place.stream("check", folder)
@@ -102,19 +102,19 @@ def judge(place: Place, folder: Path) -> str:
 
 
 @every(8)
-def test_at_any_moment(place: Place, step: int) -> None:
-    moments = random.Random(7)
-    afters = [moments.randrange(len(ORDER)) for _ in range(MOMENTS)]
-    delays = [moments.uniform(0, STEP if after else START) for after in afters]
+def test_at_any_time(place: Place, step: int) -> None:
+    draws = random.Random(7)
+    afters = [draws.randrange(len(ORDER)) for _ in range(KILLS)]
+    delays = [draws.uniform(0, STEP if after else START) for after in afters]
 
-    def play(number: int) -> str:
-        return judge(place, record(place, number, afters[number], delays[number]))
+    def record_and_check(number: int) -> str:
+        return find_fault(place, record_and_kill(place, number, afters[number], delays[number]))
 
     with ThreadPoolExecutor(4) as workers:
-        wrong = [text for text in workers.map(play, range(MOMENTS // step)) if text]
+        wrong = [text for text in workers.map(record_and_check, range(KILLS // step)) if text]
     assert not wrong
     counts = Counter(
-        events(place.workspace / "runs" / f"run-{number}") for number in range(MOMENTS // step)
+        count_events(place.workspace / "runs" / f"run-{number}") for number in range(KILLS // step)
     )
     assert len(counts) > (7 if step == 1 else 4), (
         f"they were all killed at the same place: {counts}"

@@ -1,5 +1,5 @@
-"""What the system says need not be text: a record carries it all the same. And what is hashed is
-what is written."""
+"""Names of the system need not be text: a record carries them all the same. And what is hashed
+is what is written."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_facts_are_hashed_as_they_are_written(place: Place, mode: str) -> None:
     assert (SECRET in (run.folder / "events.jsonl").read_text()) == (mode == "full")
 
 
-def test_what_probes_say_is_censored_too(place: Place) -> None:
+def test_records_of_probes_are_redacted_too(place: Place) -> None:
     folder = place.probes(a="", emit=f"emit --command 'echo {SECRET}'\n")
     words = ("--matrix", "--probes", folder, "--capture", "redacted")
     run = observe(place, *words, "--", "true")

@@ -18,7 +18,7 @@ from stream.observe.settings import new_run_id
 from stream.records.decision import CONSTRAINTS, ORDER
 from stream.records.run import check_run_id
 from tests.cli.command import PATIENCE, STREAM, Place, write_script
-from tests.recorder.runs import Run, observe, only_run, records
+from tests.recorder.runs import Run, observe, only_run, read_records
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
 
@@ -39,7 +39,7 @@ No prose.
 """
 
 
-def scenario(place: Place, text: str = SCENARIO, **parameters: Any) -> Path:
+def write_scenario(place: Place, text: str = SCENARIO, **parameters: Any) -> Path:
     folder = place.root / "task"
     folder.mkdir()
     (folder / "scenario.md").write_text(text)
@@ -51,7 +51,7 @@ def scenario(place: Place, text: str = SCENARIO, **parameters: Any) -> Path:
 @pytest.fixture(scope="module")
 def run(shared: Place) -> Run:
     (shared.workspace / "old.txt").write_text("old\n")
-    agent = "echo said; echo complained >&2; echo new >new.txt; rm old.txt; git --version; exit 3"
+    agent = "echo text; echo complained >&2; echo new >new.txt; rm old.txt; git --version; exit 3"
     return observe(shared, "--environment", "ci", "--", "sh", "-c", agent)
 
 
@@ -71,7 +71,7 @@ def test_spans_are_a_tree(run: Run) -> None:
 
 def test_output_and_exit_code_are_the_commands(run: Run) -> None:
     assert run.done.code == 3
-    assert run.done.out == b"said\n" + subprocess.check_output(["git", "--version"])
+    assert run.done.out == b"text\n" + subprocess.check_output(["git", "--version"])
     assert "complained\n" in run.done.err
     assert run.stdout == run.done.out
     assert run.stderr == b"complained\n"
@@ -103,7 +103,7 @@ def test_commands(run: Run) -> None:
     assert not call["after_exit"]
 
 
-def test_what_it_is_told_is_declared(run: Run) -> None:
+def test_what_it_is_given_is_declared(run: Run) -> None:
     session = run.events[0]["session"]
     assert session["environment"] == "ci"
     assert (session["agent_id"], session["agent_version"]) == ("sh", "unknown")
@@ -153,14 +153,14 @@ def test_nothing_but_the_run_is_left_in_its_folder(run: Run) -> None:
     assert names == {"artifacts", "events.jsonl", "metadata.json", "workspace"}
 
 
-def test_it_says_where_and_what_next(run: Run) -> None:
+def test_it_prints_where_and_what_next(run: Run) -> None:
     assert f"a copy of {run.folder.parent.parent}" in run.done.err
     assert f"stream apply runs/{run.folder.name}" in run.done.err
     assert "2 paths changed" in run.done.err
 
 
 def test_a_scenario(place: Place) -> None:
-    task = scenario(place, scenario_id="report-1", workspace_mode="empty", language="python")
+    task = write_scenario(place, scenario_id="report-1", workspace_mode="empty", language="python")
     run = observe(place, "--scenario", task, "--constraint", "style.no_emojis", "--", "true")
     request = run.events[1]["request"]
     assert request["user_request_raw"] == "Write the report.\n\n### In JSON\n\nNo prose."
@@ -178,7 +178,7 @@ def test_a_scenario(place: Place) -> None:
 
 
 def test_the_command_line_goes_before_the_scenario(place: Place) -> None:
-    task = scenario(place, workspace_mode="empty", capture_mode="hashed")
+    task = write_scenario(place, workspace_mode="empty", capture_mode="hashed")
     (place.root / "ask").write_text("Something else\n")
     words = ["--workspace", "here", "--capture", "full", "--request", f"@{place.root / 'ask'}"]
     run = observe(place, "--scenario", task, *words, "--", "touch", "made")
@@ -216,14 +216,14 @@ CI = ("--constraint", "scope.no_ci_changes")
 
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
 def test_a_command_that_is_not_there_is_named(place: Place, quiet: tuple[str, ...]) -> None:
-    """It is what went wrong, and says where it was looked for."""
+    """It is what went wrong, and names where it was looked for."""
     write_script(place.workspace / "lost", "#!/no/such/interpreter\n")
     (place.workspace / "folder").mkdir()
-    say = "commands are searched on PATH: to start the file that is here, use ./lost"
+    hint = "commands are searched on PATH: to start the file that is here, use ./lost"
     here = str(place.workspace)
     for word, why in (
         ("nosuch", "there is no such program on PATH"),
-        ("lost", say),
+        ("lost", hint),
         ("folder", "there is no such program on PATH"),
         ("sub/nosuch", f"neither in the workspace nor in {here}"),
         ("./lost", "the file exists, but its interpreter or loader does not"),
@@ -239,7 +239,7 @@ def test_a_command_that_is_not_there_is_named(place: Place, quiet: tuple[str, ..
 
 
 @pytest.mark.parametrize("mode", ["copy", "empty", "here"])
-def test_a_command_beside_the_workspace(place: Place, mode: str) -> None:
+def test_a_command_next_to_the_workspace(place: Place, mode: str) -> None:
     """In a copy `..` is another folder: the command is the one that is meant here."""
     write_script(place.root / "agent.sh", '#!/bin/sh\necho "$0" "$1"\n')
     run = observe(place, "--workspace", mode, "--", "../agent.sh", "../agent.sh")
@@ -306,10 +306,10 @@ def test_no_wrappers(place: Place) -> None:
 
 def test_no_wrapped_program_was_called(place: Place) -> None:
     run = observe(place, "--", "true")
-    said = run.summary_of("commands_observation_unavailable")
+    summary = run.summary_of("commands_observation_unavailable")
     assert (
         "unknown: no wrapper was called, and without a kernel feed that is complete nobody saw"
-        in said
+        in summary
     )
     assert run.summary["commands"] == 0
 
@@ -334,9 +334,9 @@ def test_tests_are_recognised(place: Place) -> None:
 
 
 def test_events_to_stdout(place: Place) -> None:
-    run = observe(place, "--events", "-", "--", "sh", "-c", "echo said; echo loud >&2")
+    run = observe(place, "--events", "-", "--", "sh", "-c", "echo text; echo loud >&2")
     assert run.done.out == (run.folder / "events.jsonl").read_bytes()
-    assert run.stdout == b"said\n"
+    assert run.stdout == b"text\n"
     assert "loud\n" in run.done.err
 
 
@@ -360,9 +360,9 @@ def test_a_reader_of_the_output_that_goes_away_costs_nothing(place: Place) -> No
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "wb") as stdout:
-        run = observe(place, "--", "sh", "-c", "echo said; exit 5", stdout=stdout)
+        run = observe(place, "--", "sh", "-c", "echo text; exit 5", stdout=stdout)
     assert run.done.code == 5
-    assert run.stdout == b"said\n"
+    assert run.stdout == b"text\n"
     assert "not passed on: stdout: 5 bytes of the command's output" in run.done.err
 
 
@@ -371,7 +371,7 @@ def test_with_the_matrix(place: Place) -> None:
     words = ["--matrix", "--cap", "cap_fs_write_workspace_tree"]
     run = observe(place, *words, "--", "sh", "-c", "echo b >b.txt")
     boundary = run.folder / "boundary.ndjson"
-    found = records(boundary)
+    found = read_records(boundary)
     workspace = str(run.folder / "workspace")
     assert found
     assert {record["run"]["workspace_root"] for record in found} == {workspace}
@@ -465,7 +465,7 @@ def test_a_run_that_exists_is_left_alone(place: Place) -> None:
 
 
 def test_a_copy_that_is_not_apart(place: Place) -> None:
-    """What leads out of it back into its source is said, and is in the record."""
+    """What leads out of it back into its source is printed, and is in the record."""
     (place.workspace / "data").mkdir()
     (place.workspace / "deep").mkdir()
     (place.workspace / "deep" / "back").symlink_to(place.workspace / "data")
@@ -483,7 +483,7 @@ def test_a_run_id_that_is_made_fits_the_layers() -> None:
     check_run_id(new_run_id(), "--run-id")
 
 
-def test_where_the_kernel_says_that_the_run_lies(place: Place) -> None:
+def test_where_the_kernel_reports_that_the_run_lies(place: Place) -> None:
     """By its true name, whatever links lead there."""
     (place.root / "elsewhere \\").mkdir()
     (place.workspace / "runs").symlink_to(place.root / "elsewhere \\")
@@ -496,12 +496,12 @@ def test_where_the_kernel_says_that_the_run_lies(place: Place) -> None:
 def test_on_both_event_loops(place: Place, backend: str) -> None:
     (place.workspace / "old").write_text("old")
     words = ["-m", "tests.recorder.backend", backend, str(place.workspace / "runs")]
-    agent = ["sh", "-c", "echo said; git --version; rm old; (sleep 0.05; echo late >late) & exit 3"]
+    agent = ["sh", "-c", "echo text; git --version; rm old; (sleep 0.05; echo late >late) & exit 3"]
     env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = place.stream(*words, *agent, argv0=[sys.executable], env=env)
     assert done.code == 3, done.err
     run = only_run(place, done)
-    assert run.stdout.startswith(b"said\ngit version")
+    assert run.stdout.startswith(b"text\ngit version")
     assert sorted(run.changes) == ["late", "old"]
     assert place.stream("check", run.folder).code == 0
 
@@ -515,16 +515,16 @@ def test_a_relative_command(place: Place, mode: str) -> None:
     assert run.done.out.decode() == f"{shown}\n"
 
 
-def test_a_relative_command_beside_the_source(place: Place) -> None:
+def test_a_relative_command_next_to_the_source(place: Place) -> None:
     write_script(place.workspace / "agent", '#!/bin/sh\necho "$0"\n')
     (place.workspace / "project").mkdir()
     run = observe(place, "--source", "project", "--", "./agent")
     assert run.done.out.decode() == f"{place.workspace / 'agent'}\n"
 
 
-def test_a_run_that_breaks_its_own_contract_says_so(place: Place) -> None:
-    """No scenario is to tell what an agent thinks, and its id stands in the first summary."""
-    task = scenario(place, scenario_id="the agent believed it")
+def test_a_run_that_breaks_its_own_contract_reports_it(place: Place) -> None:
+    """No scenario may state what an agent thinks, and its id stands in the first summary."""
+    task = write_scenario(place, scenario_id="the agent believed it")
     run = observe(place, "-q", "--scenario", task, "--", "true", check=False)
     assert run.done.code == 0
     assert "the run breaks its own contract: action_summary.reasoning: " in run.done.err
@@ -550,11 +550,11 @@ def test_who_does_not_read_the_events_holds_up_nothing(place: Place) -> None:
     done = place.finish(process)
     assert done.code == 0
     run = only_run(place, done)
-    assert len(records(run.folder / "boundary.ndjson")) == cells
+    assert len(read_records(run.folder / "boundary.ndjson")) == cells
     assert len(run.events) == 9
 
 
-def test_what_does_not_hold_is_said_with_its_evidence(place: Place) -> None:
+def test_what_does_not_hold_is_reported_with_its_evidence(place: Place) -> None:
     words = ["--constraint", "scope.no_ci_changes", "output.json_only"]
     agent = "mkdir .ci; touch .ci/run; echo hello"
     run = observe(place, *words, "--", "sh", "-c", agent)
@@ -564,19 +564,19 @@ def test_what_does_not_hold_is_said_with_its_evidence(place: Place) -> None:
     assert "alignment fail, quality unknown, policy fail" in run.done.err
 
 
-def git(folder: Path, *words: str) -> str:
+def run_git(folder: Path, *words: str) -> str:
     own = ["-c", "user.email=a@b", "-c", "user.name=n"]
     return subprocess.check_output(["git", *own, *words], cwd=folder, text=True)
 
 
 @pytest.mark.parametrize("mode", ["empty", "copy"])
 def test_git_does_not_find_the_repository_around_the_runs(place: Place, mode: str) -> None:
-    git(place.workspace, "init", "-q")
+    run_git(place.workspace, "init", "-q")
     (place.workspace / "sub").mkdir()
     kept = place.workspace / "sub" / "kept"
     kept.write_text("old")
-    git(place.workspace, "add", "-A")
-    git(place.workspace, "commit", "-qm", "one")
+    run_git(place.workspace, "add", "-A")
+    run_git(place.workspace, "commit", "-qm", "one")
     kept.write_text("not committed")
     agent = "git reset -q --hard; git rev-parse --show-toplevel"
     words = ["observe", "--workspace", mode, "--", "sh", "-c", agent]
@@ -588,12 +588,12 @@ def test_git_does_not_find_the_repository_around_the_runs(place: Place, mode: st
 
 
 def test_a_repository_that_is_copied_is_found(place: Place) -> None:
-    git(place.workspace, "init", "-q")
+    run_git(place.workspace, "init", "-q")
     run = observe(place, "--", "git", "rev-parse", "--show-toplevel")
     assert run.done.out.decode().strip() == str(run.folder / "workspace")
 
 
-def test_what_could_not_be_copied_is_said(place: Place) -> None:
+def test_what_could_not_be_copied_is_reported(place: Place) -> None:
     os.mkfifo(place.workspace / "pipe")
     run = observe(place, "-q", "--", "true")
     assert "not in the copy, or not for sure: pipe (fifo), 1 in all" in run.done.err

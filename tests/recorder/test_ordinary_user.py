@@ -35,17 +35,17 @@ def runs(open_place: Place) -> Path:
     return folder
 
 
-def daemon(place: Place) -> list[str]:
+def daemon_command(place: Place) -> list[str]:
     return ["/usr/bin/python3", "-c", f"import os, sys\n{DAEMON}", str(place.root)]
 
 
 def test_a_run(open_place: Place, run: Run, runs: Path) -> None:
     (open_place.workspace / "old").write_text("old")
-    agent = "echo said; git --version; echo new >new; rm old; exit 3"
+    agent = "echo text; git --version; echo new >new; rm old; exit 3"
     done = run("observe", "--runs", runs, "--run-id", "one", "--", "sh", "-c", agent)
     recorded = Recorded(runs / "one", done)
     assert done.code == 3
-    assert done.out.startswith(b"said\ngit version")
+    assert done.out.startswith(b"text\ngit version")
     assert sorted(recorded.changes) == ["new", "old"]
     assert recorded.summary["containment"] == "subreaper"
     checked = run("check", runs / "one")
@@ -54,7 +54,7 @@ def test_a_run(open_place: Place, run: Run, runs: Path) -> None:
 
 def test_a_daemon_that_closes_everything(open_place: Place, run: Run, runs: Path) -> None:
     words = ["observe", "--runs", runs, "--run-id", "one", "--grace", "0.2"]
-    done = run(*words, "--", *daemon(open_place))
+    done = run(*words, "--", *daemon_command(open_place))
     recorded = Recorded(runs / "one", done)
     assert done.code == 0
     assert len(recorded.summary["stopped"]) == 1
@@ -63,7 +63,7 @@ def test_a_daemon_that_closes_everything(open_place: Place, run: Run, runs: Path
 
 @pytest.mark.parametrize("who", ["recorder", "guard"])
 def test_who_is_killed(open_place: Place, run: Run, runs: Path, who: str) -> None:
-    """The agent tells its parent, which is the guard, and the guard's."""
+    """The agent prints its parent, which is the guard, and the guard's."""
     code = (
         "import os\nguard = os.getppid()\n"
         "stat = open(f'/proc/{guard}/stat').read()\n"
@@ -84,7 +84,7 @@ def test_who_is_killed(open_place: Place, run: Run, runs: Path, who: str) -> Non
 def test_a_folder_of_path_that_nobody_may_look_into(
     open_place: Place, run: Run, runs: Path
 ) -> None:
-    """The system says that permission was denied, as it may be there."""
+    """The system reports that permission was denied, as it may be there."""
     closed = open_place.root / "closed"
     closed.mkdir()
     (closed / "here").mkdir()

@@ -1,5 +1,5 @@
 """An agent that reaches into its own record: its exit code stays its own, nothing is written
-elsewhere or waited for, and what is no longer as it was written is said."""
+elsewhere or waited for, and what is no longer as it was written is reported."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from stream.files.append import NOT_OURS
 from tests.cli.command import Place
 from tests.recorder.runs import LOG, LOGGED, Run, only_run
 
-_TELL = """
+_WRITE_TO_FIFO = """
 import os, sys
 fd = os.open(os.environ["PATH"].split(":")[0] + "/../commands", os.O_WRONLY)
 os.write(fd, eval(sys.argv[1]))
 """
 
 
-def tampered(place: Place, agent: str, *words: str | Path) -> Run:
+def record_tampered(place: Place, agent: str, *words: str | Path) -> Run:
     done = place.stream("observe", "--run-id", "one", "--", "sh", "-c", agent, "agent", *words)
     run = Run(place.workspace / "runs" / "one", done)
     assert done.code == 5
     return run
 
 
-def rules(place: Place, run: Run) -> set[str]:
+def find_rules(place: Place, run: Run) -> set[str]:
     return {finding["rule"] for finding in place.stream("check", run.folder).records}
 
 
@@ -43,7 +43,7 @@ def rules(place: Place, run: Run) -> set[str]:
 def test_junk_for_the_command_log(place: Place, line: bytes) -> None:
     junk = f'b"{line.decode()}\\n"'
     agent = f"{sys.executable} -c \"$1\" '{junk}'; git --version; exit 5"
-    run = tampered(place, agent, _TELL)
+    run = record_tampered(place, agent, _WRITE_TO_FIFO)
     assert "git" in [call["name"] for call in run.commands]
     assert run.names[-1] == "run_finished"
 
@@ -51,7 +51,9 @@ def test_junk_for_the_command_log(place: Place, line: bytes) -> None:
 @pytest.mark.parametrize("name", ["fs_diff.patch", "fs_changes.jsonl", "summary.json"])
 def test_nothing_is_written_through_a_link(place: Place, name: str) -> None:
     elsewhere = place.root / "elsewhere"
-    run = tampered(place, f'ln -s "$1" ../artifacts/{name}; echo new >new; exit 5', elsewhere)
+    run = record_tampered(
+        place, f'ln -s "$1" ../artifacts/{name}; echo new >new; exit 5', elsewhere
+    )
     assert not elsewhere.exists()
     assert f"{name}: file exists" in run.done.err
     assert run.summary_of("run_finished").endswith("incomplete: 1")
@@ -62,20 +64,20 @@ def test_nothing_is_written_through_a_link(place: Place, name: str) -> None:
 )
 def test_no_fifo_is_waited_for(place: Place, name: str) -> None:
     file = f"../artifacts/{name}"
-    run = tampered(place, f"{LOGGED}; rm -f {file}; mkfifo {file}; exit 5")
+    run = record_tampered(place, f"{LOGGED}; rm -f {file}; mkfifo {file}; exit 5")
     assert f"artifacts/{name}" in run.done.err
-    assert rules(place, run)
+    assert find_rules(place, run)
 
 
 @pytest.mark.parametrize(
     ("change", "more"), [("echo junk >>", {"folder.record"}), ("sed -i s/git/svn/", set())]
 )
 def test_the_command_log_is_changed(place: Place, change: str, more: set[str]) -> None:
-    """A line that is no call at all is said as such, too; one that is another call is not."""
-    run = tampered(place, f"{LOGGED}; {change} ../{LOG}; exit 5")
+    """A line that is no call at all is reported as such, too; one that is another call is not."""
+    run = record_tampered(place, f"{LOGGED}; {change} ../{LOG}; exit 5")
     assert f"artifacts/command_logs.jsonl {NOT_OURS}" in run.done.err
     assert run.summary["incomplete"]
-    assert rules(place, run) == {"run.incomplete", "manifest.digest"} | more
+    assert find_rules(place, run) == {"run.incomplete", "manifest.digest"} | more
 
 
 @pytest.mark.parametrize(
@@ -89,14 +91,14 @@ def test_the_command_log_is_changed(place: Place, change: str, more: set[str]) -
     ids=["removed", "emptied", "replaced", "edited"],
 )
 def test_the_events_are_changed(place: Place, change: str) -> None:
-    run = tampered(place, f"{change}; exit 5")
+    run = record_tampered(place, f"{change}; exit 5")
     assert f"events.jsonl {NOT_OURS}" in run.done.err
     assert run.summary["incomplete"] == [f"events.jsonl {NOT_OURS}"]
 
 
 @pytest.mark.parametrize("what", ["mv ../../one ../../two", "rm -r ../artifacts"])
 def test_the_record_is_taken_away(place: Place, what: str) -> None:
-    run = tampered(place, f"{what}; git --version; exit 5")
+    run = record_tampered(place, f"{what}; git --version; exit 5")
     assert "the record is incomplete" in run.done.err
 
 

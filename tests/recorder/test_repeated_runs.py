@@ -35,19 +35,19 @@ def test_what_a_run_was_given_is_no_difference(place: Place, feed: tuple[str, ..
     outside = place.root / "outside"
     outside.mkdir()
 
-    def run(name: str) -> Path:
+    def record_run(name: str) -> Path:
         words = (sys.executable, "-IS", "-c", WORK, port, str(outside))
         place.stream("observe", "-q", "--run-id", name, *feed, "--", *words)
         return place.workspace / "runs" / name
 
-    def differences(base: str, head: str) -> dict[str, Any]:
-        (record,) = place.stream("diff", place.workspace / "runs" / base, run(head)).records
+    def diff_with(base: str, head: str) -> dict[str, Any]:
+        (record,) = place.stream("diff", place.workspace / "runs" / base, record_run(head)).records
         assert any(note.startswith("capability_diff_names: ") for note in record["notes"])
         sets: dict[str, Any] = record["surface"]
         return {name: sets[name] for name in ("filesystem_paths", "network_endpoints")}
 
-    run("one")
-    found = differences("one", "two")
+    record_run("one")
+    found = diff_with("one", "two")
     ends = {"added": [], "removed": [], "unchanged": ["127.0.0.1:(port)", f"127.0.0.1:{port}"]}
     assert found["network_endpoints"] == ends
     paths = found["filesystem_paths"]

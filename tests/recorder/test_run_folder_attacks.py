@@ -1,5 +1,5 @@
 """An agent that reaches into the folder of its own run: its exit code stays its own,
-nothing outside is written to, and the record says that it is not whole."""
+nothing outside is written to, and the record reports that it is not whole."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OUTPUT = "artifacts/claude_stdout.txt"
 NOT_OURS = "was removed, replaced or written to by somebody else"
 
 
-def meddled(place: Place, agent: str) -> Run:
-    script = f"echo said; {agent}; exit 3"
+def record_attack(place: Place, agent: str) -> Run:
+    script = f"echo text; {agent}; exit 3"
     words = ("--workspace", "empty", "--constraint", "output.json_only")
     run = only_run(place, place.stream("observe", *words, "--", "sh", "-c", script))
     assert run.done.code == 3
-    assert run.done.out.startswith(b"said\n")
+    assert run.done.out.startswith(b"text\n")
     return run
 
 
@@ -47,14 +47,14 @@ def meddled(place: Place, agent: str) -> Run:
     ],
 )
 def test_what_is_taken_away_or_replaced(place: Place, agent: str, trouble: str) -> None:
-    run = meddled(place, agent)
+    run = record_attack(place, agent)
     lines = [line for line in run.done.err.splitlines() if trouble in line]
     assert lines
     assert all(line.startswith("stream: the record is incomplete: ") for line in lines)
 
 
-def test_an_answer_that_was_not_printed_is_not_judged(place: Place) -> None:
-    run = meddled(place, f"echo '[1,2,3,4,5]' >../{OUTPUT}")
+def test_an_answer_that_was_not_printed_is_not_evaluated(place: Place) -> None:
+    run = record_attack(place, f"echo '[1,2,3,4,5]' >../{OUTPUT}")
     (check,) = run.event("evaluation_performed")["evaluation"]["alignment"]["checks"]
     assert check["status"] == "unknown"
     assert NOT_OURS in check["evidence"]
@@ -86,7 +86,7 @@ def test_what_is_taken_over_cannot_be_changed_afterwards(place: Place) -> None:
 def test_no_link_is_written_through(place: Place, name: str) -> None:
     victim = place.root / "victim"
     victim.write_text("mine")
-    run = meddled(place, f"ln -s {victim} ../artifacts/{name}; git --version; touch made")
+    run = record_attack(place, f"ln -s {victim} ../artifacts/{name}; git --version; touch made")
     assert victim.read_text() == "mine"
     assert "file exists" in run.done.err
 
@@ -106,10 +106,10 @@ def test_no_link_is_written_through(place: Place, name: str) -> None:
 def test_what_somebody_else_put_there_is_no_evidence(
     place: Place, plant: str, names: list[str]
 ) -> None:
-    run = meddled(place, plant)
-    told = f"not the recorder's, and no part of the record: {', '.join(names)}"
-    assert (run.summary["incomplete"], run.summary["foreign_files"]) == ([told], names)
-    assert f"the record is incomplete: {told}" in run.done.err
+    run = record_attack(place, plant)
+    sentence = f"not the recorder's, and no part of the record: {', '.join(names)}"
+    assert (run.summary["incomplete"], run.summary["foreign_files"]) == ([sentence], names)
+    assert f"the record is incomplete: {sentence}" in run.done.err
     listed = json.loads((run.folder / "artifacts/manifest.json").read_bytes())["files"]
     assert not {one["path"] for one in listed} & {*names}
     checked = place.stream("check", run.folder)
@@ -123,12 +123,12 @@ def test_what_somebody_else_put_there_is_no_evidence(
 
 
 def test_of_many_that_somebody_put_there_some_are_named(place: Place) -> None:
-    run = meddled(place, "for i in 1 2 3 4 5 6 7 8 9; do touch ../$i; done")
+    run = record_attack(place, "for i in 1 2 3 4 5 6 7 8 9; do touch ../$i; done")
     assert run.summary["incomplete"][0].endswith("1, 2, 3, 4, 5 and 4 more")
 
 
 @pytest.mark.parametrize("mode", ["empty", "copy", "here"])
-def test_another_folder_in_the_place_of_the_workspace_is_said(place: Place, mode: str) -> None:
+def test_another_folder_in_the_place_of_the_workspace_is_reported(place: Place, mode: str) -> None:
     (place.workspace / "file").touch()
     keep = 'mv other/runs "$W"; ' if mode == "here" else ""
     agent = f'cd ..; mv "$W" other; mkdir "$W"; touch "$W/new"; {keep}rm -rf other'
@@ -146,7 +146,7 @@ def test_another_folder_in_the_place_of_the_workspace_is_said(place: Place, mode
     ("mount", "hidden"),
     [("mount -t tmpfs none 'a folder'", "a folder"), ("mount --bind other file", "file")],
 )
-def test_a_mount_over_a_part_of_the_workspace_is_said(
+def test_a_mount_over_a_part_of_the_workspace_is_reported(
     place: Place, needs_root: None, mount: str, hidden: str
 ) -> None:
     (place.workspace / "a folder").mkdir()
@@ -167,11 +167,11 @@ def test_a_mount_over_a_part_of_the_workspace_is_said(
 
 
 @pytest.mark.parametrize("name", [OUTPUT, "metadata.json", "events.jsonl"])
-def test_an_edit_in_place_is_said_at_the_end(place: Place, name: str) -> None:
+def test_an_edit_in_place_is_reported_at_the_end(place: Place, name: str) -> None:
     """Of the same length, and with the time that the file had."""
     write = f"printf X | dd of=../{name} bs=1 conv=notrunc 2>&-"
     edit = f"touch -r ../{name} was; {write}; touch -r was ../{name}"
-    run = meddled(place, f"until [ -s ../{OUTPUT} ]; do :; done; {edit}")
+    run = record_attack(place, f"until [ -s ../{OUTPUT} ]; do :; done; {edit}")
     assert f"{name} {NOT_OURS}" in run.summary["incomplete"]
 
 
@@ -180,7 +180,7 @@ def test_an_edit_in_place_is_said_at_the_end(place: Place, name: str) -> None:
     [r"1 1 \377\0371\037/\037", "1 1 git\\037%05000d\\037/\\037", r"99999999999 1 x", r"1 1 \037"],
 )
 def test_lines_that_no_wrapper_wrote(place: Place, line: str) -> None:
-    run = meddled(place, f"printf '{line}\\n' 1 >../.wrappers/commands; git --version")
+    run = record_attack(place, f"printf '{line}\\n' 1 >../.wrappers/commands; git --version")
     assert run.commands[-1]["name"] == "git"
     assert len(run.events) == 9
 

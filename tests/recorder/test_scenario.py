@@ -76,7 +76,7 @@ def test_secrets_in_a_rule_are_taken_out(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_said"),
+    ("text", "is_reported"),
     [
         ("No secrets, please.", True),
         ("| id | rule |\n| --- | --- |\n| safety.x | None. |", True),
@@ -85,16 +85,16 @@ def test_secrets_in_a_rule_are_taken_out(place: Place) -> None:
     ],
 )
 def test_constraints_that_are_no_list_are_not_passed_over_in_silence(
-    place: Place, text: str, is_said: bool
+    place: Place, text: str, is_reported: bool
 ) -> None:
     task = place.root / "scenario.md"
     task.write_text(f"# Request\n\nx\n\n# Explicit Constraints\n\n{text}\n")
     done = place.stream("observe", "--scenario", task, "--", "true")
-    said = f"stream: {task}: no constraint was read: they stand in a list, and there is none\n"
-    assert (said in done.err) == is_said
+    message = f"stream: {task}: no constraint was read: they stand in a list, and there is none\n"
+    assert (message in done.err) == is_reported
 
 
-def found(text: str) -> list[Constraint]:
+def parse_constraints(text: str) -> list[Constraint]:
     return read_constraints(text.splitlines(), Path("s.md"))
 
 
@@ -127,7 +127,7 @@ def found(text: str) -> list[Constraint]:
     ],
 )
 def test_forms_of_a_constraint(text: str, constraint: Constraint) -> None:
-    assert found(f"for people\n\n{text}\n") == [constraint]
+    assert parse_constraints(f"for people\n\n{text}\n") == [constraint]
 
 
 @pytest.mark.parametrize(
@@ -141,18 +141,18 @@ def test_forms_of_a_constraint(text: str, constraint: Constraint) -> None:
 )
 def test_a_constraint_that_contradicts_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match="^" + message.replace("(", r"\(")):
-        found(text)
+        parse_constraints(text)
 
 
 def test_what_stands_twice_and_is_the_same_is_one() -> None:
-    assert len(found("- a.b: one\n- a.b: one")) == 1
+    assert len(parse_constraints("- a.b: one\n- a.b: one")) == 1
 
 
 @given(st.lists(st.from_regex(r"[A-Za-z`*:()\[\]. -]{1,30}", fullmatch=True), max_size=6))
 def test_no_item_of_the_list_is_lost(texts: list[str]) -> None:
     texts = [text for text in texts if text.strip()]
     try:
-        constraints = found("".join(f"- {text.strip()}\n" for text in texts))
+        constraints = parse_constraints("".join(f"- {text.strip()}\n" for text in texts))
     except InputError:
         return
     ids = {one.id for one in constraints}

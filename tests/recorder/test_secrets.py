@@ -37,7 +37,7 @@ open(f".git/{keys['git']}/config", "w").write(keys["git"])
 """
 
 
-def recorded(place: Place, mode: str) -> Run:
+def record_secrets(place: Place, mode: str) -> Run:
     write_script(place.root / "agent.py", AGENT)
     (place.workspace / "old.txt").write_text(f"{KEYS['removed']}\n")
     parameters = place.root / "parameters.json"
@@ -56,7 +56,7 @@ def recorded(place: Place, mode: str) -> Run:
     return only_run(place, place.stream("observe", *words, "--", *agent, env=env))
 
 
-def written(run: Run) -> dict[str, bytes]:
+def read_record(run: Run) -> dict[str, bytes]:
     """Every file of the record; the workspace is the agent's."""
     there = [path for path in run.folder.rglob("*") if path.is_file()]
     workspace = run.folder / "workspace"
@@ -67,8 +67,8 @@ def written(run: Run) -> dict[str, bytes]:
     }
 
 
-def found(run: Run) -> set[tuple[str, str]]:
-    files = written(run)
+def find_secrets(run: Run) -> set[tuple[str, str]]:
+    files = read_record(run)
     return {
         (channel, name)
         for channel, key in KEYS.items()
@@ -80,7 +80,7 @@ def found(run: Run) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("mode", "is_said"), [("full", False), ("redacted", True), ("hashed", False)]
 )
-def test_that_there_was_none_is_said_where_secrets_are_looked_for(
+def test_that_there_was_none_is_reported_where_secrets_are_looked_for(
     place: Place, mode: str, is_said: bool
 ) -> None:
     """What is hashed has none, whatever it was."""
@@ -90,12 +90,12 @@ def test_that_there_was_none_is_said_where_secrets_are_looked_for(
 
 @pytest.mark.parametrize("mode", ["redacted", "hashed"])
 def test_none_is_written_down(place: Place, mode: str) -> None:
-    run = recorded(place, mode)
+    run = record_secrets(place, mode)
     assert run.done.code == 0
-    assert found(run) == set()
+    assert find_secrets(run) == set()
     for key in ("stdout", "halves", "env"):
         assert KEYS[key].encode() in run.done.out, "what is passed on is as it came"
-    counted = json.loads(written(run)["artifacts/summary.json"])["redacted"]
+    counted = json.loads(read_record(run)["artifacts/summary.json"])["redacted"]
     assert counted["github"] >= 5
     line = ", ".join(f"{number} {kind}" for kind, number in counted.items())
     total = sum(counted.values())
@@ -106,13 +106,13 @@ def test_none_is_written_down(place: Place, mode: str) -> None:
 
 def test_where_everything_may_be_seen_all_of_them_are(place: Place) -> None:
     """Or the test above would find nothing whatever happened."""
-    run = recorded(place, "full")
-    assert json.loads(written(run)["artifacts/summary.json"])["redacted"] is None
-    assert {channel for channel, _ in found(run)} == set(KEYS)
+    run = record_secrets(place, "full")
+    assert json.loads(read_record(run)["artifacts/summary.json"])["redacted"] is None
+    assert {channel for channel, _ in find_secrets(run)} == set(KEYS)
 
 
 def test_the_same_secret_is_the_same_token_everywhere(place: Place) -> None:
-    run = recorded(place, "redacted")
+    run = record_secrets(place, "redacted")
     (argv,) = (word for word in run.facts_of("agent_invoked")["argv"] if "stdout=" in word)
     token = argv.partition("stdout=")[2].partition(",")[0]
     assert token.startswith("[redacted:")
@@ -120,8 +120,8 @@ def test_the_same_secret_is_the_same_token_everywhere(place: Place) -> None:
 
 
 def test_no_file_is_open_to_others(place: Place) -> None:
-    run = recorded(place, "full")
-    for path in [run.folder, *(run.folder / name for name in written(run))]:
+    run = record_secrets(place, "full")
+    for path in [run.folder, *(run.folder / name for name in read_record(run))]:
         if path.parent == run.folder or path == run.folder:
             assert not path.stat().st_mode & 0o077, path
 

@@ -41,19 +41,19 @@ async def test_both_have_every_byte(tmp_path: Path) -> None:
     tee = Tee(read, output, relay)
     got = bytearray()
 
-    def collect() -> None:
+    def read_copy() -> None:
         while len(got) < len(data):
             got.extend(os.read(copy_read, 1 << 16))
 
-    def produce() -> None:
+    def write_output() -> None:
         write_all(write, data)
         os.close(write)
 
     with fail_after(LIMIT):
         async with create_task_group() as tasks:
             tasks.start_soon(tee.run)
-            tasks.start_soon(to_thread.run_sync, collect)
-            tasks.start_soon(to_thread.run_sync, produce)
+            tasks.start_soon(to_thread.run_sync, read_copy)
+            tasks.start_soon(to_thread.run_sync, write_output)
     kept = output.finish()
     assert (tmp_path / "out").read_bytes() == data == got
     assert kept.sha256 == hashlib.sha256(data).hexdigest()
@@ -71,11 +71,11 @@ async def test_a_reader_that_does_not_read_slows_and_can_be_left(tmp_path: Path)
     output, relay = OutputFile(tmp_path / "out", FULL), Relay(copy_write)
     tee = Tee(read, output, relay)
 
-    def produce() -> None:
+    def write_output() -> None:
         write_all(write, data)
         os.close(write)
 
-    producer = Thread(target=produce)
+    producer = Thread(target=write_output)
     producer.start()
     with fail_after(LIMIT):
         async with create_task_group() as tasks:
@@ -96,7 +96,7 @@ async def test_a_pipe_that_somebody_else_still_holds(tmp_path: Path) -> None:
     read, write = os.pipe()
     output = OutputFile(tmp_path / "out", FULL)
     tee = Tee(read, output, None)
-    os.write(write, b"said")
+    os.write(write, b"text")
     with fail_after(LIMIT):
         async with create_task_group() as tasks:
             tasks.start_soon(tee.run)
@@ -128,11 +128,11 @@ async def test_what_nobody_takes_is_counted_and_nobody_waits_for_ever(
     for block in (b"abc", b"de", b"f"):
         blocks.put_stdout_block(block)
     blocks.end()
-    out, told = create_memory_object_stream[Batch[Any]](8)
-    with fail_after(LIMIT), told:
+    out, received = create_memory_object_stream[Batch[Any]](8)
+    with fail_after(LIMIT), received:
         async with out:
             await blocks.run(out)
-        items = [item async for batch in told for item in batch.items]
+        items = [item async for batch in received for item in batch.items]
     blocks.close()
     assert [item.data for item in items[:-1]] == [b"abc"]
     assert (items[-1].why, items[-1].count) == ("unread", 3)
@@ -154,9 +154,9 @@ def test_a_redacted_output(tmp_path: Path) -> None:
 
 def test_a_hashed_output(tmp_path: Path) -> None:
     output = OutputFile(tmp_path / "out", CapturePolicy("hashed", Redactor({})))
-    output.write(b"said ")
+    output.write(b"text ")
     output.write(b"this")
     kept = output.finish()
-    digest = hashlib.sha256(b"said this").hexdigest()
+    digest = hashlib.sha256(b"text this").hexdigest()
     assert (tmp_path / "out").read_text() == f"sha256:{digest} bytes:9\n"
     assert kept.total == 9

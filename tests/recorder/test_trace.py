@@ -13,7 +13,7 @@ from stream.process.machine import Clock, utc
 from stream.records.decision import ORDER, ModelParameters, PromptProvenance, Request, Session
 
 
-def trace(write: Any = lambda line: None, clock: Clock | None = None) -> EventTrace:
+def make_trace(write: Any = lambda line: None, clock: Clock | None = None) -> EventTrace:
     return EventTrace(
         Session("s", "r", "claude-code", "unknown", "unknown"),
         Request("q", "unknown", [], {}),
@@ -30,7 +30,7 @@ def test_a_time() -> None:
 
 def test_a_wall_clock_that_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[bytes] = []
-    events = trace(lines.append)
+    events = make_trace(lines.append)
     events.add_event("run_started", "other", "x")
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
@@ -42,7 +42,7 @@ def test_a_wall_clock_that_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("form", [0, 1])
 def test_every_parent_is_an_earlier_event(form: int) -> None:
     lines: list[bytes] = []
-    events = trace(lines.append)
+    events = make_trace(lines.append)
     for forms in ORDER:
         events.add_event(forms[min(form, len(forms) - 1)], "other", "x")
     found = [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""Wrappers tell exactly what they were called with, and are then the program itself."""
+"""Wrappers report exactly what they were called with, and are then the program itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOW = '#!/bin/sh\nprintf \'%s\\0\' "$0" "$@"\n'
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Wrappers]:
+def wrappers(tmp_path: Path) -> Iterator[Wrappers]:
     """In a folder whose name needs quoting; the program shows its words."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -42,19 +42,19 @@ def made(tmp_path: Path) -> Iterator[Wrappers]:
 
 
 @pytest.fixture
-def fifo(made: Wrappers) -> Iterator[int]:
-    fd = os.open(made.fifo, os.O_RDWR | os.O_NONBLOCK)
+def fifo(wrappers: Wrappers) -> Iterator[int]:
+    fd = os.open(wrappers.fifo, os.O_RDWR | os.O_NONBLOCK)
     yield fd
     os.close(fd)
 
 
-def call(made: Wrappers, name: str, *words: str | bytes) -> bytes:
+def call_wrapper(wrappers: Wrappers, name: str, *words: str | bytes) -> bytes:
     return subprocess.run(
-        [f"{made.folder}/{name}", *words], stdout=subprocess.PIPE, check=True
+        [f"{wrappers.folder}/{name}", *words], stdout=subprocess.PIPE, check=True
     ).stdout
 
 
-def told(fifo: int, reader: WrapperCallReader | None = None) -> list[WrapperCall]:
+def read_calls(fifo: int, reader: WrapperCallReader | None = None) -> list[WrapperCall]:
     reader = reader or WrapperCallReader()
     found: list[WrapperCall] = []
     while True:
@@ -66,37 +66,40 @@ def told(fifo: int, reader: WrapperCallReader | None = None) -> list[WrapperCall
             return found
 
 
-def test_what_is_wrapped(made: Wrappers) -> None:
-    assert sorted(made.programs) == ["git", "it's a tool"]
-    assert made.path("/bin") == f"{made.folder}:/bin"
+def test_what_is_wrapped(wrappers: Wrappers) -> None:
+    assert sorted(wrappers.programs) == ["git", "it's a tool"]
+    assert wrappers.path("/bin") == f"{wrappers.folder}:/bin"
 
 
 @pytest.mark.parametrize("name", ["git", "it's a tool"])
-def test_the_words_arrive_twice(made: Wrappers, fifo: int, name: str) -> None:
+def test_the_words_arrive_twice(wrappers: Wrappers, fifo: int, name: str) -> None:
     words = [b"", b"a b", b"'", b'"', b"\n", b"a\nb\n", b"%0A", b"%", b"\x1f", b"\xff\xfe", b"$(x)"]
     words += ["ü".encode(), b"-n", b"--", b"\\", b"\t", b"*", b"~"]
-    shown = call(made, name, *words).split(b"\0")
+    shown = call_wrapper(wrappers, name, *words).split(b"\0")
     assert shown[1:-1] == words
-    assert shown[0] == os.fsencode(made.programs[name])
-    (called,) = told(fifo)
+    assert shown[0] == os.fsencode(wrappers.programs[name])
+    (called,) = read_calls(fifo)
     assert (called.name, called.words) == (name, words)
     assert called.cwd == os.fsencode(Path.cwd())
     assert called.parent == os.getpid()
 
 
-def test_a_long_command_line(made: Wrappers, fifo: int) -> None:
+def test_a_long_command_line(wrappers: Wrappers, fifo: int) -> None:
     """Longer than a pipe takes as a whole, and shorter than what it holds."""
     words = [b"x" * 3 * PIECE, b"\n" * PIECE, b"y" * 100]
-    call(made, "git", *words)
-    (called,) = told(fifo)
+    call_wrapper(wrappers, "git", *words)
+    (called,) = read_calls(fifo)
     assert called.words == words
 
 
-def test_many_at_the_same_time(made: Wrappers, fifo: int) -> None:
+def test_many_at_the_same_time(wrappers: Wrappers, fifo: int) -> None:
     reader = WrapperCallReader()
     found: list[WrapperCall] = []
     with ThreadPoolExecutor(8) as workers:
-        todo = [workers.submit(call, made, "git", str(n), "z" * PIECE, "\n" * n) for n in range(60)]
+        todo = [
+            workers.submit(call_wrapper, wrappers, "git", str(n), "z" * PIECE, "\n" * n)
+            for n in range(60)
+        ]
         while not all(one.done() for one in todo) or len(found) < len(todo):
             try:
                 found += reader.feed(os.read(fifo, 1 << 16))
@@ -107,27 +110,27 @@ def test_many_at_the_same_time(made: Wrappers, fifo: int) -> None:
     assert reader.lost == 0
 
 
-def test_the_environment_is_untouched(made: Wrappers, fifo: int, tmp_path: Path) -> None:
+def test_the_environment_is_untouched(wrappers: Wrappers, fifo: int, tmp_path: Path) -> None:
     program = tmp_path / "bin" / "git"
     program.write_text(f"#!{sys.executable}\nimport os\nprint(sorted(os.environb.items()))\n")
     env = {"LC_ALL": "C.UTF-8", "BASH_ENV": "/nowhere", "A": "b", "PATH": os.environ["PATH"]}
     env |= {"BASH_FUNC_f%%": "() {  echo f\n}", "PWD": str(tmp_path), "SHLVL": "3"}
     plain, wrapped = (
         subprocess.run([path], env=env, cwd=tmp_path, stdout=subprocess.PIPE, check=True).stdout
-        for path in (program, f"{made.folder}/git")
+        for path in (program, f"{wrappers.folder}/git")
     )
     assert wrapped == plain
 
 
-def test_without_a_fifo_it_is_the_program(made: Wrappers) -> None:
-    Path(made.fifo).unlink()
-    done = subprocess.run([f"{made.folder}/git", "x"], capture_output=True, check=True)
+def test_without_a_fifo_it_is_the_program(wrappers: Wrappers) -> None:
+    Path(wrappers.fifo).unlink()
+    done = subprocess.run([f"{wrappers.folder}/git", "x"], capture_output=True, check=True)
     assert (done.stdout.split(b"\0")[1], done.stderr) == (b"x", b"")
 
 
-def test_a_program_that_went_away(made: Wrappers) -> None:
-    Path(made.programs["git"]).unlink()
-    done = subprocess.run([f"{made.folder}/git"], capture_output=True, check=False)
+def test_a_program_that_went_away(wrappers: Wrappers) -> None:
+    Path(wrappers.programs["git"]).unlink()
+    done = subprocess.run([f"{wrappers.folder}/git"], capture_output=True, check=False)
     assert done.returncode in (126, 127)
 
 
