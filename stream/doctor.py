@@ -18,7 +18,7 @@ from stream.boundary.descriptors import find_catalogs, find_descriptor
 from stream.boundary.scripts import make_root
 from stream.errors import OutputError, StreamError
 from stream.process.capture import capture
-from stream.process.cgroup import enter_cgroup, own_group
+from stream.process.cgroup import current_cgroup, enter_cgroup
 from stream.process.tree import Reaper
 
 State = Literal["ok", "missing", "limited"]
@@ -143,7 +143,7 @@ def _check_cgroup() -> MachineCheck:
     if made is not None:
         made.remove_group()
         return MachineCheck("cgroup v2", "ok", f"{points[0]}: each agent gets its own group")
-    detail = f"{points[0]}: no group can be created in {own_group()}: agents run without one"
+    detail = f"{points[0]}: no group can be created in {current_cgroup()}: agents run without one"
     return MachineCheck("cgroup v2", "limited", detail)
 
 

@@ -265,11 +265,11 @@ def _check_options(options: ObserveOptions) -> None:
 def _prepare_run(options: ObserveOptions) -> Iterator[_Prepared]:
     """Check everything, create the run folder and start the guard; nothing of it stays where
     something is wrong."""
-    from stream.process.guard import post_guard
+    from stream.process.guard import fork_guard
 
     with ExitStack() as stack:
         # First: it gets ready while the rest is loaded, and must not be taken for an orphan.
-        guard = post_guard()
+        guard = fork_guard()
         stack.callback(guard.close)
         if options.sdk == "hooks":
             from stream.observe.kernel import check_hooks
@@ -295,7 +295,7 @@ def _prepare_run(options: ObserveOptions) -> Iterator[_Prepared]:
             raise
         if options.raw_kernel is not None and options.raw_kernel.is_file():  # --force was given
             options.raw_kernel.unlink()
-        guard.send(settings.outfit())
+        guard.send_request(settings.prepare_request())
         if not options.quiet:
             from stream.cli.report import report_run_start
 

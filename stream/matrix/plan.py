@@ -216,4 +216,4 @@ def start_plan(plan: MatrixPlan, jobs: int) -> Iterator[StartedPlan]:
         try:
             yield started
         finally:
-            Reaper.get().end_all(list(started.started.values()))
+            Reaper.get().end_all_trees(list(started.started.values()))

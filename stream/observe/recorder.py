@@ -115,7 +115,7 @@ class RunPhases:
         """Run all phases, in their order. Until the command has ended, a failure ends the run;
         after that it costs what is left of the record, and never the exit code."""
         settings = self._settings
-        self._clock = Clock.start()
+        self._clock = Clock.now()
         self._version = await settings.find_version()
         self._trace = settings.trace(self._version, self._clock, self._journal.append_lines)
         async with create_task_group() as tasks:

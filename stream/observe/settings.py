@@ -21,7 +21,7 @@ from stream.errors import OutputError, UsageError, encodable, os_reason, reporti
 from stream.files.append import RecordedFile, create
 from stream.observe.agents import Agent, Version, find_version, launches
 from stream.observe.scenario import NUMBERS, UNKNOWN, Scenario
-from stream.process.machine import Clock, system_name, utc
+from stream.process.machine import Clock, system_name, utc_timestamp
 from stream.process.messages import Prepare, Start
 from stream.process.wrapper_scripts import Wrappers
 from stream.records.artifacts import EVIDENCE_FILES, HOME
@@ -111,7 +111,7 @@ class EventTrace:
 
     def now(self) -> str:
         """The time by the clock of the run, as events have it."""
-        return self.clock.text(time.monotonic_ns())
+        return self.clock.timestamp(time.monotonic_ns())
 
     def add_event(
         self,
@@ -207,7 +207,7 @@ class RunSettings(Struct, kw_only=True):
             return str(self.workspace)
         return str(self.source or self.folder)
 
-    def outfit(self) -> Prepare:
+    def prepare_request(self) -> Prepare:
         """Say what the guard is to prepare."""
         path = os.environ.get("PATH", os.defpath)
         return Prepare(os.fsencode(self.wrappers_folder), list(self.wrap), os.fsencode(path))
@@ -253,7 +253,7 @@ class RunSettings(Struct, kw_only=True):
             run_id=self.run_id,
             session_id=see(self.scenario.id),
             profile=self.agent.profile,
-            started=utc(clock.wall),
+            started=utc_timestamp(clock.wall),
             stream_version=__version__,
             system=system_name(),
             agent_id=see(self.agent.id),
@@ -415,7 +415,7 @@ def make_start_order(recording: RunSettings, wrappers: Wrappers | None) -> Start
     """Say what the guard is to start, and in which environment."""
     env = dict(os.environb)
     if wrappers is not None:
-        env[b"PATH"] = os.fsencode(wrappers.path(os.fsdecode(env.get(b"PATH", b""))))
+        env[b"PATH"] = os.fsencode(wrappers.path_with_wrappers(os.fsdecode(env.get(b"PATH", b""))))
     if recording.workspace_mode != "here":
         # What lies above is the user's own: git must not find a repository there.
         ceilings = [os.fsencode(recording.folder), *env.get(CEILINGS, b"").split(b":")]

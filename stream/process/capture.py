@@ -26,15 +26,15 @@ READ = 1 << 16
 REST = 64  #: reads at most of what a tree left in a pipe: more than a pipe can hold
 
 
-class Tail(Struct):
+class StreamHead(Struct):
     """The head of what a stream carried, and how much it was in all."""
 
     limit: int
     head: bytearray = field(default_factory=bytearray)
     total: int = 0
 
-    def add(self, data: bytes) -> None:
-        """Count data, and take of it what there is room for."""
+    def add_data(self, data: bytes) -> None:
+        """Count data of the stream, and keep of it what there is room for."""
         self.total += len(data)
         room = self.limit - len(self.head)
         if room > 0:
@@ -44,8 +44,8 @@ class Tail(Struct):
 class Captured(Struct):
     """The end of a process tree, and the output that was captured."""
 
-    stdout: Tail
-    stderr: Tail
+    stdout: StreamHead
+    stderr: StreamHead
     exit_code: int | None = None
     signal: str | None = None
     timed_out: bool = False
@@ -55,7 +55,7 @@ class Captured(Struct):
 
 def not_started(reason: str) -> Captured:
     """Return the result for a program that could not be started."""
-    return Captured(Tail(0), Tail(0), spawn_error=reason)
+    return Captured(StreamHead(0), StreamHead(0), spawn_error=reason)
 
 
 async def capture(
@@ -81,7 +81,7 @@ async def follow_program(
     tree: Tree, *, timeout: float, stdout_limit: int, stderr_limit: int
 ) -> Captured:
     """Follow a program that was started to its end, and to that of all that descends from it."""
-    captured = Captured(Tail(stdout_limit), Tail(stderr_limit))
+    captured = Captured(StreamHead(stdout_limit), StreamHead(stderr_limit))
     watch = _TreeWatch(tree, captured.stdout, captured.stderr)
     try:
         with move_on_after(max(0, timeout - tree.age)):
@@ -90,7 +90,7 @@ async def follow_program(
             captured.timed_out = True
             await _stop_tree(watch)
         else:
-            captured.stragglers = await _settle_tree(watch)
+            captured.stragglers = await _end_rest_of_tree(watch)
         watch.read_rest()
     finally:
         try:
@@ -99,7 +99,7 @@ async def follow_program(
                     await _stop_tree(watch)
         finally:
             watch.close()
-            Reaper.get().drop(tree)
+            Reaper.get().drop_tree(tree)
     code = tree.leader.returncode
     if code is not None and code < 0:
         captured.signal = _signal_name(-code)
@@ -112,7 +112,7 @@ class _TreeWatch:
     """Waits for the end of a leader, and reads what its tree writes until then and after it. One
     descriptor is waited for, whichever of the three is ready: a wait is what costs."""
 
-    def __init__(self, tree: Tree, *tails: Tail) -> None:
+    def __init__(self, tree: Tree, *tails: StreamHead) -> None:
         self.tree = tree
         self._selector = DefaultSelector()
         self._selector.register(tree.exit_fd, EVENT_READ)
@@ -129,7 +129,7 @@ class _TreeWatch:
         return not self._open
 
     async def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Read what the program writes until the condition holds."""
+        """Read the output of the program until the condition holds."""
         while not is_done():
             await wait_readable(self._selector)
             for key, _ in self._selector.select(0):
@@ -140,7 +140,7 @@ class _TreeWatch:
                     else:  # its tracer still holds it: to wait for that could take forever
                         await anyio.sleep(0.001)
                 elif (data := _read_output(key.fd)) is not None:
-                    tail.add(data)
+                    tail.add_data(data)
                     if not data:
                         self._selector.unregister(key.fd)
                         del self._open[key.fd]
@@ -153,19 +153,19 @@ class _TreeWatch:
                 data = _read_output(pipe)
                 if not data:
                     break
-                tail.add(data)
+                tail.add_data(data)
 
     def close(self) -> None:
-        """Stop waiting for the descriptors, which belong to the tree."""
+        """Stop waiting for the descriptors of the process tree, which stay open."""
         self._selector.close()
 
 
-async def _settle_tree(watch: _TreeWatch) -> list[str]:
+async def _end_rest_of_tree(watch: _TreeWatch) -> list[str]:
     """Give the children of a leader that has ended a moment, end the rest, and name it."""
     reaper, pause = Reaper.get(), PAUSE
     with move_on_after(SETTLE):
         await watch.wait_until(watch.is_drained)
-        while reaper.is_left(watch.tree):
+        while reaper.has_left_processes(watch.tree):
             await anyio.sleep(pause)
             pause = min(pause * 2, 0.02)
         watch.tree.is_clean = True

@@ -30,11 +30,11 @@ class Cgroup(Struct):
             return []
 
     def holds_others(self, known: Collection[int] = ()) -> bool:
-        """Tell whether anyone is in it but this process and the ones that are known."""
+        """Tell whether the control group has others in it than this process and the known ones."""
         return any(pid != os.getpid() and pid not in known for pid in self.list_members())
 
-    def kill(self) -> None:
-        """Kill everyone in it: this process must have left."""
+    def kill_members(self) -> None:
+        """Kill everyone in the control group: this process must have left."""
         with suppress(OSError):  # before Linux 5.14 there is no such file
             (self.path / "cgroup.kill").write_text("1")
 
@@ -50,10 +50,10 @@ def enter_cgroup() -> Cgroup | None:
     """Make a group beneath our own, and enter it: what this process starts from now on is in it.
     To change groups takes the kernel milliseconds, so it is done when nobody waits for it. Return
     None where there can be none."""
-    home = own_group() if ON_LINUX else None
+    home = current_cgroup() if ON_LINUX else None
     if home is None:
         return None
-    path = home / f"{_prefix(os.getpid())}{os.urandom(4).hex()}"
+    path = home / f"{_cgroup_name_prefix(os.getpid())}{os.urandom(4).hex()}"
     try:
         path.mkdir()
     except OSError:
@@ -67,26 +67,26 @@ def enter_cgroup() -> Cgroup | None:
     return made
 
 
-def remove_groups_of(pid: int) -> None:
+def remove_cgroups_of(pid: int) -> None:
     """Remove the empty groups that a child of ours has made beneath our own, and left."""
-    home = own_group() if ON_LINUX else None
+    home = current_cgroup() if ON_LINUX else None
     if home is not None:
-        for path in home.glob(f"{_prefix(pid)}*"):
+        for path in home.glob(f"{_cgroup_name_prefix(pid)}*"):
             Cgroup(path).remove_group()
 
 
-def take_out_of_frozen(pid: int, home: Path) -> bool:
+def move_out_of_frozen_cgroup(pid: int, home: Path) -> bool:
     """Move a process that stands still in a frozen group, or is about to, to `home`, where it
     goes on. Return whether it had to be moved."""
-    group = group_of(pid)
-    if group is None or group == home or not _is_frozen(group):
+    group = cgroup_of_process(pid)
+    if group is None or group == home or not _is_frozen_cgroup(group):
         return False
     with suppress(OSError):  # it is gone
         (home / "cgroup.procs").write_text(str(pid))
     return True
 
 
-def _is_frozen(group: Path) -> bool:
+def _is_frozen_cgroup(group: Path) -> bool:
     """Tell whether a group is frozen, or one above it. A request counts: to freeze takes a
     moment."""
     with suppress(OSError):  # the topmost one cannot be frozen, and has no such file
@@ -96,17 +96,17 @@ def _is_frozen(group: Path) -> bool:
     return False
 
 
-def _prefix(pid: int) -> str:
+def _cgroup_name_prefix(pid: int) -> str:
     return f"stream-{pid}-"
 
 
-def own_group() -> Path | None:
-    """Return the folder of the group that this process is in."""
-    return group_of("self")
+def current_cgroup() -> Path | None:
+    """Return the folder of the control group that this process is in."""
+    return cgroup_of_process("self")
 
 
-def group_of(pid: int | str) -> Path | None:
-    """Return the folder of the group that a process is in."""
+def cgroup_of_process(pid: int | str) -> Path | None:
+    """Return the folder of the control group that a process is in."""
     try:
         own = next(
             line[3:]

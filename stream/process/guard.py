@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from stream.files.append import write_all
-from stream.process.cgroup import own_group, remove_groups_of, take_out_of_frozen
+from stream.process.cgroup import current_cgroup, move_out_of_frozen_cgroup, remove_cgroups_of
 from stream.process.messages import Prepare, Start
 from stream.process.supervisor import serve_recorder
 
@@ -31,12 +31,12 @@ class Guard:
         self._control = control
         self._is_dismissed = self._is_reaped = False
 
-    def send(self, message: Prepare | Start) -> None:
-        """Send a request. A Start is the last one."""
+    def send_request(self, message: Prepare | Start) -> None:
+        """Send the guard a request. A Start is the last one."""
         data = msgspec.msgpack.encode(message)
         self._write(len(data).to_bytes(4, "big") + data)
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Pass a signal on to the program's process group. END_NOW ends the tree."""
         self.continue_guard()
         self._write(bytes([number]))
@@ -44,13 +44,13 @@ class Guard:
     def continue_guard(self) -> None:
         """Continue the guard, should the program have stopped it or frozen its control group."""
         if not self._is_reaped:
-            home = own_group()
+            home = current_cgroup()
             if home is not None:
-                take_out_of_frozen(self.pid, home)
+                move_out_of_frozen_cgroup(self.pid, home)
             os.kill(self.pid, signal.SIGCONT)
 
-    def dismiss(self) -> None:
-        """Let the guard end what is left of the tree, and itself; `wait` waits for that."""
+    def dismiss_guard(self) -> None:
+        """Let the guard end what is left of the tree, and itself; `wait_for_end` waits for that."""
         if not self._is_dismissed:
             self._is_dismissed = True
             for fd in (self._control, self.status, self.stdout, self.stderr):
@@ -58,24 +58,24 @@ class Guard:
 
     def close(self) -> None:
         """Dismiss the guard, and wait for its end."""
-        self.dismiss()
-        self.wait()
+        self.dismiss_guard()
+        self.wait_for_end()
 
-    def wait(self) -> None:
+    def wait_for_end(self) -> None:
         """Wait for the guard's end, which was asked for or has been seen."""
         if not self._is_reaped:
             self.continue_guard()
             _, status = os.waitpid(self.pid, 0)
             self._is_reaped = True
             if status:  # it was killed, perhaps before it could report its control group
-                remove_groups_of(self.pid)
+                remove_cgroups_of(self.pid)
 
     def _write(self, message: bytes) -> None:
         with suppress(BrokenPipeError):  # it is gone: its reports have ended
             write_all(self._control, message)
 
 
-def post_guard() -> Guard:
+def fork_guard() -> Guard:
     """Fork the guard. This process must have one thread only."""
     pipes = [os.pipe() for _ in range(4)]
     (control_read, control), (status, status_write), (stdout, out), (stderr, err) = pipes

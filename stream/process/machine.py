@@ -43,16 +43,16 @@ class Clock(Struct, frozen=True):
     monotonic: int
 
     @classmethod
-    def start(cls) -> Clock:
-        """Return the present."""
+    def now(cls) -> Clock:
+        """Return the present moment by both clocks."""
         return cls(time.time_ns(), time.monotonic_ns())
 
-    def text(self, monotonic: int) -> str:
+    def timestamp(self, monotonic: int) -> str:
         """Return a moment of the monotonic clock as RFC 3339, in UTC."""
-        return utc(self.wall + monotonic - self.monotonic)
+        return utc_timestamp(self.wall + monotonic - self.monotonic)
 
 
-def utc(nanoseconds: int) -> str:
+def utc_timestamp(nanoseconds: int) -> str:
     """Return a wall-clock time as RFC 3339, in UTC."""
     seconds, rest = divmod(nanoseconds // 1000, 1_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:06}Z"

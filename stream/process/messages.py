@@ -8,7 +8,7 @@ from msgspec import Struct
 END_NOW = 0  #: in the place of a signal's number
 
 
-class Prepare(Struct, tag="outfit"):
+class Prepare(Struct, tag=True):
     """Asks the guard to get ready, while the recorder loads the rest of itself."""
 
     home: bytes  #: a folder to be made
@@ -16,7 +16,7 @@ class Prepare(Struct, tag="outfit"):
     path: bytes
 
 
-class Start(Struct, kw_only=True, tag="order"):
+class Start(Struct, kw_only=True, tag=True):
     """Asks the guard to start a program. Bytes: the system's words need not be text."""
 
     argv: list[bytes]
@@ -30,7 +30,7 @@ class Start(Struct, kw_only=True, tag="order"):
     tracer: list[bytes] = []
 
 
-class Ready(Struct, tag="ready"):
+class Ready(Struct, tag=True):
     """Answers a Prepare."""
 
     programs: dict[str, bytes] | None  #: name -> path; None: none are wanted, or no bash
@@ -38,38 +38,38 @@ class Ready(Struct, tag="ready"):
     trouble: str = ""
 
 
-class Started(Struct, tag="started"):
+class Started(Struct, tag=True):
     """Reports that the program runs."""
 
     pid: int
     containment: str  #: cgroup, subreaper or process group
 
 
-class Failed(Struct, tag="failed"):
+class Failed(Struct, tag=True):
     """Reports that the program could not be started."""
 
     reason: str
     number: int
 
 
-class TimedOut(Struct, tag="timed_out"):
+class TimedOut(Struct, tag=True):
     """Reports that the program's time is over, and that it is being ended."""
 
 
-class Stopped(Struct, tag="stopped"):
+class Stopped(Struct, tag=True):
     """Reports that the recorder itself stood still, and was continued."""
 
     ns: int  #: since it was last seen at work
 
 
-class Exited(Struct, tag="exited"):
+class Exited(Struct, tag=True):
     """Reports the end of the leader. Its tree may live on."""
 
     code: int  #: negative: ended by this signal
     wall: int  #: ns: it had not been seen to have ended before
 
 
-class TreeEnded(Struct, tag="over"):
+class TreeEnded(Struct, tag=True):
     """Reports that nobody of the tree is left."""
 
     outlived: list[str]  #: who was there when the leader had ended

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from stream.errors import SpawnError, encodable, os_reason
 from stream.files.append import write_all
-from stream.process.cgroup import Cgroup, enter_cgroup, take_out_of_frozen
+from stream.process.cgroup import Cgroup, enter_cgroup, move_out_of_frozen_cgroup
 from stream.process.messages import (
     END_NOW,
     Exited,
@@ -32,7 +32,7 @@ from stream.process.messages import (
     decode_message,
     encode_report,
 )
-from stream.process.table import go_on_when_orphaned, is_stopped, own_children, read_process
+from stream.process.table import continue_when_orphaned, is_stopped, list_children, read_process
 from stream.process.tree import (
     GIVE_UP,
     KILL_AFTER,
@@ -45,7 +45,7 @@ from stream.process.tree import (
     spawn_error,
     start_tree,
 )
-from stream.process.wrapper_scripts import make_wrappers, state_of
+from stream.process.wrapper_scripts import make_wrappers, wrappers_state
 
 PATIENCE = 2.0  #: seconds that a tracer has to let the program begin
 POLL = 0.25  #: seconds: without a subreaper, not every end in a tree wakes us
@@ -63,13 +63,13 @@ def serve_recorder(control: int, status: int, out: int, err: int) -> NoReturn:
             # Not SIG_IGN, which a program would inherit; and what we inherited stays.
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
                 signal.signal(number, lambda number, frame: None)
-        go_on_when_orphaned()
+        continue_when_orphaned()
         Reaper.get()
         cgroup = enter_cgroup()
         message = _read_message(control)
         if isinstance(message, Prepare):
             prepare = message
-            _report(status, _prepare_wrappers(prepare, cgroup))
+            _send_report(status, _prepare_wrappers(prepare, cgroup))
             message = _read_message(control)
         # Whoever reads our stdout waits for the recorder's end of it, not for ours.
         nobody = os.open(os.devnull, os.O_RDWR)
@@ -78,11 +78,11 @@ def serve_recorder(control: int, status: int, out: int, err: int) -> NoReturn:
             os.dup2(nobody, fd)
         if isinstance(message, Start):
             home = "" if prepare is None else os.fsdecode(prepare.home)
-            _Supervisor(control, status, cgroup, home, message).run(Files(stdin, out, err))
+            _Supervisor(control, status, cgroup, home, message).run_program(Files(stdin, out, err))
         code = 0
     except OSError as error:  # our own: a system without /dev/null, for one
         reason = spawn_error(error, "")
-        _report(status, Failed(f"the process that guards it: {reason}", reason.number))
+        _send_report(status, Failed(f"the process that guards it: {reason}", reason.number))
     finally:
         if cgroup is not None:
             cgroup.remove_group()
@@ -129,9 +129,9 @@ class _Supervisor:
         self._leader_seen = 0  # wall-clock ns, when it was last found alive
         self._give_up_at: float | None = None  # when a signal should have ended the tree
 
-    def run(self, files: Files) -> None:
+    def run_program(self, files: Files) -> None:
         """Start the program, follow it, and report what became of it and of its tree."""
-        wrappers = state_of(self._home)
+        wrappers = wrappers_state(self._home)
         if not self._start_program(files):
             return
         killed = self._follow_leader()
@@ -140,15 +140,15 @@ class _Supervisor:
         if self._tree.tracer is not None:
             self._wait_for_tracer()
         self._wake_recorder()  # nobody is left who could stop it
-        took_wrappers = state_of(self._home) != wrappers
-        self._report(TreeEnded(_first(outlived), _first(killed), took_wrappers))
+        took_wrappers = wrappers_state(self._home) != wrappers
+        self._send_report(TreeEnded(_first_names(outlived), _first_names(killed), took_wrappers))
 
     def _start_program(self, files: Files) -> bool:
         """Start the program and report that, or why it cannot be started."""
         order = self._order
         try:
             if order.tracer:
-                try_to_load(order)
+                check_program_loads(order)
             self._tree = start_tree(
                 order.tracer or order.argv,
                 executable=order.tracer[0] if order.tracer else order.executable,
@@ -157,16 +157,16 @@ class _Supervisor:
                 files=files,
             )
         except SpawnError as error:
-            self._report(Failed(encodable(str(error)), error.number))
+            self._send_report(Failed(encodable(str(error)), error.number))
             return False
         finally:
             for fd in (files.stdin, files.stdout, files.stderr):
                 os.close(fd)
         if order.tracer:
-            find_tracer(self._tree)
+            note_tracer(self._tree)
         kind = "subreaper" if Reaper.get().can_contain else "process group"
         kind = kind if self._cgroup is None else "cgroup"
-        self._report(Started(self._tree.leader.pid, kind))
+        self._send_report(Started(self._tree.leader.pid, kind))
         return True
 
     def _follow_leader(self) -> Names:
@@ -176,7 +176,7 @@ class _Supervisor:
             return {}
         if not self._is_orphaned:
             if self._give_up_at is None:
-                self._report(TimedOut())
+                self._send_report(TimedOut())
             self._terminate_tree(self._has_leader_ended)
         return {} if self._has_leader_ended() else self._kill_tree()
 
@@ -188,7 +188,7 @@ class _Supervisor:
         outlived: Names = {}
         if not self._is_empty():
             outlived = Reaper.get().living_of_tree(tree) or {(0, 0): "one of its control group"}
-        self._report(Exited(code, self._leader_seen))
+        self._send_report(Exited(code, self._leader_seen))
         return outlived
 
     def _end_rest_of_tree(self, killed: Names) -> Names:
@@ -264,13 +264,13 @@ class _Supervisor:
         would then go on unrecorded."""
         now = time.monotonic_ns()
         if os.getppid() == self._recorder:
-            is_frozen = self._cgroup is not None and take_out_of_frozen(
+            is_frozen = self._cgroup is not None and move_out_of_frozen_cgroup(
                 self._recorder, self._cgroup.path.parent
             )
             if is_frozen or is_stopped(self._recorder):
                 with suppress(OSError):
                     os.kill(self._recorder, signal.SIGCONT)
-                    self._report(Stopped(now - self._recorder_seen))
+                    self._send_report(Stopped(now - self._recorder_seen))
         self._recorder_seen = now
 
     def _pass_signals_on(self) -> None:
@@ -286,11 +286,11 @@ class _Supervisor:
             if self._give_up_at is None or at_once:
                 self._give_up_at = time.monotonic() + (0 if at_once else self._order.grace)
 
-    def _report(self, report: GuardReport) -> None:
-        _report(self._status, report)
+    def _send_report(self, report: GuardReport) -> None:
+        _send_report(self._status, report)
 
 
-def try_to_load(order: Start) -> None:
+def check_program_loads(order: Start) -> None:
     """Raise SpawnError where the program cannot be started: when a tracer reports that, it looks
     like the program's own end. Here the program is loaded, stops before its first instruction as
     whatever is traced does, and is killed."""
@@ -323,13 +323,13 @@ def try_to_load(order: Start) -> None:
     loaded.returncode = os.waitstatus_to_exitcode(status)
 
 
-def find_tracer(tree: Tree) -> None:
+def note_tracer(tree: Tree) -> None:
     """Note which process traces the tree: the first orphan that comes to us. It leaves its parents
     before the program begins, and the program's own orphans come after that."""
     deadline = time.monotonic() + PATIENCE
     while Reaper.get().can_contain and time.monotonic() < deadline:
         is_over = tree.is_over
-        orphans = [pid for pid in own_children() if pid != tree.leader.pid]
+        orphans = [pid for pid in list_children() if pid != tree.leader.pid]
         if orphans:
             process = read_process(orphans[0])
             if process is not None and not process.ended:
@@ -340,12 +340,12 @@ def find_tracer(tree: Tree) -> None:
         time.sleep(0.0005)
 
 
-def _first(names: Names) -> list[str]:
+def _first_names(names: Names) -> list[str]:
     first, more = list(names.values())[:_MOST_NAMES], len(names) - _MOST_NAMES
     return [*first, f"{more} more"] if more > 0 else first
 
 
-def _report(status: int, report: GuardReport) -> None:
+def _send_report(status: int, report: GuardReport) -> None:
     with suppress(BrokenPipeError):  # the recorder is gone: that is noticed elsewhere
         write_all(status, encode_report(report) + b"\n")
 

@@ -44,7 +44,7 @@ def become_subreaper() -> bool:
     return _prctl(36, 1)
 
 
-def go_on_when_orphaned() -> bool:
+def continue_when_orphaned() -> bool:
     """Ask for SIGCONT when our parent ends: a stopped process would not notice that it is gone."""
     return ON_LINUX and _prctl(1, signal.SIGCONT)
 
@@ -145,7 +145,7 @@ def _thread_states(pid: int) -> list[dict[bytes, bytes]]:
     return [dict(line.split(b":\t", 1) for line in file.splitlines()) for file in files]
 
 
-def own_children() -> list[int]:
+def list_children() -> list[int]:
     """List our children: those that our first thread started or adopted (orphans come to the first
     thread that lives), and those of the calling thread. No other one starts any."""
     if not ON_LINUX:
@@ -174,7 +174,7 @@ def _all_processes() -> Iterator[Process]:
                 yield process
 
 
-def descendants(roots: Sequence[Process]) -> Iterator[Process]:
+def list_descendants(roots: Sequence[Process]) -> Iterator[Process]:
     """Yield the roots and all below them, without those that are ending by themselves."""
     below: dict[int, list[Process]] = {}
     found = {process.pid: process for process in _all_processes()}
@@ -190,7 +190,7 @@ def descendants(roots: Sequence[Process]) -> Iterator[Process]:
             todo += below.get(process.pid, ())
 
 
-def open_files(pid: int | str, *numbers: int) -> Iterator[str]:
+def open_file_names(pid: int | str, *numbers: int) -> Iterator[str]:
     """Yield what the descriptors of a process lead to: all of them, or those of these numbers."""
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):

@@ -27,10 +27,10 @@ from stream.process.table import (
     ON_LINUX,
     Process,
     become_subreaper,
-    descendants,
-    open_files,
+    list_children,
+    list_descendants,
+    open_file_names,
     open_pidfd,
-    own_children,
     proc_shows_us,
     read_process,
     read_process_file,
@@ -126,7 +126,7 @@ class Tree:
         self.is_alone = is_alone  # as long as it lives, any orphan that comes to us is its own
         self.started = started  # in the unit of Process.start
         self.known: set[tuple[int, int]] = set()  # (pid, start time) of members
-        self.exit_fd = _exit_fd(leader)  #: readable once the leader has ended
+        self.exit_fd = _leader_exit_fd(leader)  #: readable once the leader has ended
         self.tracer: tuple[int, int] | None = None  # follows the tree, and is not of it
         self.is_clean = False  # it was looked, and nobody is left
         self._began = time.monotonic()
@@ -147,7 +147,7 @@ class Tree:
 
     def pipe_names(self) -> set[str]:
         """Name its pipes as /proc does."""
-        return {name for fd in self.pipes for name in open_files("self", fd)}
+        return {name for fd in self.pipes for name in open_file_names("self", fd)}
 
     def signal_group(self, number: int) -> bool:
         """Send a signal to the leader's process group, as a terminal would. Return whether anyone
@@ -180,7 +180,7 @@ class Tree:
         os.close(self.exit_fd)
 
 
-def _exit_fd(leader: subprocess.Popen[bytes]) -> int:
+def _leader_exit_fd(leader: subprocess.Popen[bytes]) -> int:
     """Return a descriptor that becomes readable when the leader of a process tree ends."""
     pidfd = open_pidfd(leader.pid)
     if pidfd is not None:
@@ -212,13 +212,13 @@ class Containment:
         self._began: float | None = None  # when it was first killed
 
     def is_empty(self) -> bool:
-        """Tell whether nobody is left but tracers."""
-        return not self._left() and not self._holds_others()
+        """Tell whether nobody of the trees is left but tracers."""
+        return not self._trees_left() and not self._holds_others()
 
     def kill(self) -> bool:
         """Kill who is left. Return whether that was the last step: nobody is, or GIVE_UP is over
         and what lives is stuck in the kernel."""
-        left = self._left()
+        left = self._trees_left()
         if not left and not self._holds_others():
             return True
         now = time.monotonic()
@@ -228,7 +228,7 @@ class Containment:
         reaper = Reaper.get()
         # A tracer is to report how they end; unless it is what holds them.
         if self._cgroup is not None and (not self._tracers or now > began + GIVE_UP / 2):
-            self._cgroup.kill()
+            self._cgroup.kill_members()
             reaper.reap_orphans()  # one that has ended is a member until it is reaped
         for tree in left:
             if now > began + GIVE_UP / 2:
@@ -237,15 +237,15 @@ class Containment:
         return False
 
     def end(self) -> Names:
-        """Kill until nobody is left, for GIVE_UP at most, and name who was killed. Nothing else
-        runs meanwhile."""
+        """Kill the trees until nobody is left, for GIVE_UP at most, and name who was killed.
+        Nothing else runs meanwhile."""
         while not self.kill():
             time.sleep(PAUSE)
         return self.killed
 
-    def _left(self) -> list[Tree]:
+    def _trees_left(self) -> list[Tree]:
         reaper = Reaper.get()
-        return [tree for tree in self._trees if not tree.is_over or reaper.is_left(tree)]
+        return [tree for tree in self._trees if not tree.is_over or reaper.has_left_processes(tree)]
 
     def _holds_others(self) -> bool:
         return self._cgroup is not None and self._cgroup.holds_others(self._tracers)
@@ -262,7 +262,7 @@ class Reaper:
         self.is_subreaper = ON_LINUX and become_subreaper()
         self.can_contain = self.is_subreaper and proc_shows_us()
         # Inherited from whoever started us. The processes of a tree are never in our session.
-        self._before = {p.key for p in map(read_process, own_children()) if p}
+        self._before = {p.key for p in map(read_process, list_children()) if p}
         self._session = os.getsid(0)
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
             # Inherited as well: the kernel would forget how our children end.
@@ -278,7 +278,7 @@ class Reaper:
 
     def is_idle(self) -> bool:
         """Tell whether nothing runs that could leave an orphan to us."""
-        return not (self.trees or self._orphans(lambda orphan: True) or self._is_flooded)
+        return not (self.trees or self._living_orphans(lambda orphan: True) or self._is_flooded)
 
     def add_tree(self, tree: Tree) -> None:
         """Take a process tree whose orphans will come."""
@@ -286,7 +286,7 @@ class Reaper:
             other.is_alone = False
         self.trees.append(tree)
 
-    def drop(self, tree: Tree) -> None:
+    def drop_tree(self, tree: Tree) -> None:
         """Close a tree of which nothing is left, or for which all was tried."""
         self.trees.remove(tree)
         tree.close()
@@ -297,7 +297,7 @@ class Reaper:
         tree.signal_group(number)
         if not self.can_contain:
             return
-        for process in self._list_members(tree, self._roots(tree)):
+        for process in self._list_members(tree, self._roots_of_tree(tree)):
             if process.group != tree.leader.pid:
                 send_signal(process, number)
 
@@ -308,34 +308,34 @@ class Reaper:
             return _name_group(tree, signal.SIGKILL)
         if not tree.is_over:
             tree.signal_group(signal.SIGKILL)
-        return self._kill_roots(self._roots(tree), tree)
+        return self._kill_roots(self._roots_of_tree(tree), tree)
 
     def living_of_tree(self, tree: Tree) -> Names:
         """Name the leader and the orphans of a tree that live."""
         if not self.can_contain:
             return _name_group(tree, 0)
-        return {process.key: str(process) for process in self._roots(tree)}
+        return {process.key: str(process) for process in self._roots_of_tree(tree)}
 
-    def is_left(self, tree: Tree) -> bool:
+    def has_left_processes(self, tree: Tree) -> bool:
         """Tell whether the leader, once it is over, left anyone behind. Costs one small read."""
         if self.can_contain:
-            return bool(self._roots(tree)) or self._is_flooded
+            return bool(self._roots_of_tree(tree)) or self._is_flooded
         if not tree.is_over:
             return False
         self.reap_orphans(tree)  # a zombie counts for the group
         self.reap_orphans()
         return tree.signal_group(0)
 
-    def end_all(self, trees: Sequence[Tree]) -> None:
+    def end_all_trees(self, trees: Sequence[Tree]) -> None:
         """End trees that nobody watches, all at a time, for KILL_AFTER + GIVE_UP at most. Nothing
         else runs meanwhile."""
         for tree in trees:
             if not tree.is_over:
                 self.signal_tree(tree, signal.SIGTERM)
-        _wait(KILL_AFTER, lambda: all(tree.is_over for tree in trees))
+        _wait_until_done(KILL_AFTER, lambda: all(tree.is_over for tree in trees))
         Containment(trees).end()
         for tree in trees:
-            self.drop(tree)
+            self.drop_tree(tree)
 
     def end_strays(self) -> list[str]:
         """Kill and name the orphans that no tree could be found for, for GIVE_UP at most. Nothing
@@ -344,11 +344,11 @@ class Reaper:
 
         def has_ended() -> bool:
             """Kill the strays that there are, and tell whether there were none."""
-            strays = self._orphans(self._is_stray)
+            strays = self._living_orphans(self._is_stray)
             killed.update(self._kill_roots(strays))
             return not strays and not self._is_flooded
 
-        _wait(GIVE_UP, has_ended)
+        _wait_until_done(GIVE_UP, has_ended)
         return list(killed.values())
 
     def reap_orphans(self, tree: Tree | None = None) -> None:
@@ -376,7 +376,7 @@ class Reaper:
             send_signal(process, signal.SIGKILL)
         return {process.key: str(process) for process in members}
 
-    def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
+    def _living_orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
         """List our living children that are no leader, and were not there before us."""
         self._is_flooded = False
         if not self.can_contain:  # /proc shows other processes, or none
@@ -387,7 +387,7 @@ class Reaper:
         while True:
             wanted: list[Process] = []
             has_reaped = False
-            for process in map(read_process, set(own_children()) - leaders):
+            for process in map(read_process, set(list_children()) - leaders):
                 if process is None or process.session == self._session:
                     continue
                 if process.key in self._before:
@@ -403,9 +403,9 @@ class Reaper:
                 self._is_flooded = True
                 return []
 
-    def _roots(self, tree: Tree) -> list[Process]:
+    def _roots_of_tree(self, tree: Tree) -> list[Process]:
         """Give the processes by which a tree hangs on us: its orphans, and its leader."""
-        roots = self._orphans(lambda orphan: self._belongs_to_tree(orphan, tree))
+        roots = self._living_orphans(lambda orphan: self._belongs_to_tree(orphan, tree))
         if not tree.is_over:
             leader = read_process(tree.leader.pid)
             roots += [leader] if leader else []
@@ -413,7 +413,7 @@ class Reaper:
 
     def _list_members(self, tree: Tree | None, roots: Sequence[Process]) -> list[Process]:
         """List the processes below the roots of a tree, which from now on are known as its own."""
-        members = list(descendants(roots)) if roots else []
+        members = list(list_descendants(roots)) if roots else []
         if tree is not None:
             tree.known.update(process.key for process in members)
         return members
@@ -429,7 +429,7 @@ class Reaper:
             return True
         if self._has_mark_of_tree(orphan, tree):
             return True
-        if tree.pipe_names() & set(open_files(orphan.pid)):
+        if tree.pipe_names() & set(open_file_names(orphan.pid)):
             return True
         # One that is about to end shows nothing any more, but may leave us a child.
         now = read_process(orphan.pid)
@@ -452,7 +452,7 @@ def _name_group(tree: Tree, number: int) -> Names:
     return {(leader, 0): f"process group {leader}"} if tree.signal_group(number) else {}
 
 
-def _wait(seconds: float, is_done: Callable[[], bool]) -> None:
+def _wait_until_done(seconds: float, is_done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + seconds
     while not is_done() and time.monotonic() < deadline:
         time.sleep(PAUSE)

@@ -54,12 +54,12 @@ class Wrappers(Struct):
         """The fifo that calls are reported through."""
         return f"{self.home}/commands"
 
-    def path(self, path: str) -> str:
+    def path_with_wrappers(self, path: str) -> str:
         """Return a PATH on which the wrappers come first."""
         return f"{self.folder}{os.pathsep}{path}" if path else self.folder
 
 
-def state_of(home: str) -> tuple[object, ...]:
+def wrappers_state(home: str) -> tuple[object, ...]:
     """Return what changes when somebody takes the wrappers away, or replaces one: the clock of
     files cannot be set back. Of the fifo it is left out, because each call changes it."""
     files = (home, f"{home}/bin", f"{home}/wrapper")

@@ -418,7 +418,7 @@ class AgentCommand:
     async def _run_command(self, order: Start) -> None:
         """Let the guard start the agent's command, and follow it and its output to their end."""
         if self._interrupts.numbers:  # before there was anything to pass them on to
-            self._guard.dismiss()
+            self._guard.dismiss_guard()
             self._note_not_started(
                 128 + self._interrupts.numbers[0],
                 f"{_signal_name(self._interrupts.numbers[0])} came before it was started",
@@ -426,7 +426,7 @@ class AgentCommand:
             return
         Reaper.get()  # should the guard be killed, its orphans come to us
         self.ending.started = time.monotonic_ns()
-        self._guard.send(order)
+        self._guard.send_request(order)
         self._interrupts.listen_for_signals(self._pass_on_signal)
         try:
             async with create_task_group() as patience:
@@ -441,7 +441,7 @@ class AgentCommand:
                         patience.start_soon(self._release_readers)
                 patience.cancel_scope.cancel()
         finally:
-            self._guard.dismiss()
+            self._guard.dismiss_guard()
 
     def _pass_on_signal(self, number: int) -> None:
         """Pass an interrupt on to the command's tree; a third one ends the tree at once."""
@@ -449,9 +449,9 @@ class AgentCommand:
         if self._is_over:  # what still holds us is whoever reads our output
             self._give_up_readers()
         elif len(self.ending.passed_on) > 2:
-            self._guard.signal(END_NOW)
+            self._guard.send_signal(END_NOW)
         else:
-            self._guard.signal(number)
+            self._guard.send_signal(number)
 
     async def _keep_guard_going(self) -> None:
         while True:
@@ -479,7 +479,7 @@ class AgentCommand:
                 await self._handle_guard_report(decode_report(line))
         if not self._is_over:
             self._is_over = self.ending.lost_guard = True
-            self._guard.wait()
+            self._guard.wait_for_end()
             self.ending.stopped += self._end_orphaned_tree()
             if not self._has_exited:
                 self._note_command_exit(-signal.SIGKILL, time.time_ns())

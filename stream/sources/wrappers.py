@@ -267,7 +267,7 @@ class CommandLog:
         self.categories[called.category] += 1
         words = [os.fsencode(called.name), *called.words]
         record = CommandRecord(
-            time=self._clock.text(now),
+            time=self._clock.timestamp(now),
             monotonic_ns=now,
             pid=called.pid,
             parent=called.parent,

@@ -21,7 +21,7 @@ from anyio import create_task_group, fail_after
 
 from stream.process import capture as capture_module
 from stream.process import table, tree
-from stream.process.capture import Captured, Tail, capture
+from stream.process.capture import Captured, StreamHead, capture
 from stream.process.tree import Reaper
 from tests.cli.command import LANDLOCK
 from tests.forking import end_forking
@@ -135,7 +135,9 @@ def names(got: Captured) -> list[str]:
 async def test_what_it_wrote_and_how_it_ended() -> None:
     got = await run("sh", "-c", "echo out; echo err >&2; exit 7")
     assert got == Captured(
-        Tail(1000, bytearray(b"out\n"), 4), Tail(1000, bytearray(b"err\n"), 4), exit_code=7
+        StreamHead(1000, bytearray(b"out\n"), 4),
+        StreamHead(1000, bytearray(b"err\n"), 4),
+        exit_code=7,
     )
 
 
@@ -977,13 +979,13 @@ async def test_cancellation_leaves_nothing(escape: str, tmp_path: Path) -> None:
 async def test_cancellation_after_the_leader_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "SETTLE", LIMIT)
     settling = anyio.Event()
-    plain = capture_module._settle_tree
+    plain = capture_module._end_rest_of_tree
 
     async def settle(watch: Any) -> list[str]:
         settling.set()
         return await plain(watch)
 
-    monkeypatch.setattr(capture_module, "_settle_tree", settle)
+    monkeypatch.setattr(capture_module, "_end_rest_of_tree", settle)
     async with create_task_group() as tasks:
         tasks.start_soon(run, *program(leaving(IGNORES)))
         await settling.wait()
@@ -1069,7 +1071,7 @@ def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
         os.set_blocking(one.pipes[0], True)
         assert os.read(one.pipes[0], 1) == b"."
     started = time.monotonic()
-    Reaper.get().end_all(trees)
+    Reaper.get().end_all_trees(trees)
     assert 0.5 <= time.monotonic() - started < 3
     assert [one.leader.returncode for one in trees] == [-signal.SIGKILL] * 10
 

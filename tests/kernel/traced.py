@@ -15,7 +15,7 @@ import msgspec
 from anyio import create_memory_object_stream, create_task_group, wait_readable
 
 from stream.errors import FeedError
-from stream.process.guard import Guard, post_guard
+from stream.process.guard import Guard, fork_guard
 from stream.process.messages import Failed, GuardReport, Start, TreeEnded, decode_report
 from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.strace import Record, StraceFeed
@@ -29,7 +29,7 @@ async def read_all(fd: int, into: list[bytes], guard: Guard, signal: int) -> Non
             return
         into.append(data)
         if signal and b"ready" in data:
-            guard.signal(signal)
+            guard.send_signal(signal)
 
 
 async def follow_reports(guard: Guard) -> list[GuardReport]:
@@ -74,7 +74,7 @@ async def record_command(guard: Guard, order: Start, feed: StraceFeed | None, jo
         order = feed.wrap(order)
     elif "tracer" in job:
         order.tracer = [os.fsencode(word) for word in (*job["tracer"], *job["argv"])]
-    guard.send(order)
+    guard.send_request(order)
     async with create_task_group() as tasks:
         tasks.start_soon(run_feed)
         tasks.start_soon(collect_records)
@@ -90,7 +90,7 @@ async def record_command(guard: Guard, order: Start, feed: StraceFeed | None, jo
 
 
 def main(job: Any) -> Any:
-    guard = post_guard()
+    guard = fork_guard()
     argv = [os.fsencode(word) for word in job["argv"]]
     order = Start(
         argv=argv,

@@ -13,12 +13,12 @@ from stream.observe.agents import identify_agent
 from stream.observe.run import Observed, run_observe
 from stream.observe.scenario import Scenario
 from stream.observe.settings import RunSettings, find_program, make_run_folder
-from stream.process.guard import Interrupts, post_guard
+from stream.process.guard import Interrupts, fork_guard
 from stream.redaction.policy import CapturePolicy
 
 
 def main(backend: str, runs: Path, command: list[str]) -> int:
-    guard = post_guard()
+    guard = fork_guard()
     folder = make_run_folder(runs, "one")
     workspace = folder / "workspace"
     recording = RunSettings(
@@ -38,7 +38,7 @@ def main(backend: str, runs: Path, command: list[str]) -> int:
         grace=5.0,
         timeout=None,
     )
-    guard.send(recording.outfit())
+    guard.send_request(recording.prepare_request())
 
     async def work() -> Observed:
         return await run_observe(recording, guard, Interrupts(), passes_on=(False, False))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stream.process.cgroup import own_group
+from stream.process.cgroup import current_cgroup
 from tests.cli.command import LANDLOCK, PATIENCE, SLEEP, STREAM, Place
 from tests.recorder.runs import Run, observe, only_run
 
@@ -128,7 +128,7 @@ kill -STOP "$recorder"; {then}"""
 @pytest.mark.parametrize("who", ["guard", "recorder"])
 def test_who_is_frozen_goes_on(place: Place, needs_root: None, who: str) -> None:
     """The agent, as root, puts it into a control group that it has frozen."""
-    home = own_group()
+    home = current_cgroup()
     if home is None:
         pytest.skip("there are no control groups of version 2")
     frozen = home / f"frozen-{os.getpid()}-{who}"
@@ -146,7 +146,7 @@ mkdir "$1"; echo "${who}" >"$1/cgroup.procs"; echo 1 >"$1/cgroup.freeze"; exit 5
 
 
 def test_a_time_limit_of_who_has_frozen_itself(place: Place, needs_root: None) -> None:
-    home = own_group()
+    home = current_cgroup()
     if home is None:
         pytest.skip("there are no control groups of version 2")
     agent = """
@@ -386,7 +386,7 @@ print(*made, flush=True)
     ],
 )
 def test_no_control_group_stays_whoever_is_killed(needs_root: None, ending: str) -> None:
-    if own_group() is None:
+    if current_cgroup() is None:
         pytest.skip("there are no control groups of version 2")
     # Its stdout is the guard's as well: what is waited for is the end of both.
     done = subprocess.run(

@@ -18,8 +18,10 @@ def test_time_never_steps_back(begun: int, one: int, other: int) -> None:
     """The wall clock is not read again, so that nobody who sets it can change the order."""
     clock = Clock(START, begun)
     early, late = sorted((begun + one, begun + other))
-    assert clock.text(early) <= clock.text(late)
-    between = datetime.fromisoformat(clock.text(late)) - datetime.fromisoformat(clock.text(early))
+    assert clock.timestamp(early) <= clock.timestamp(late)
+    between = datetime.fromisoformat(clock.timestamp(late)) - datetime.fromisoformat(
+        clock.timestamp(early)
+    )
     assert abs(between - timedelta(microseconds=(late - early) // 1000)) <= timedelta(
         microseconds=1
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stream.process.cgroup import own_group
+from stream.process.cgroup import current_cgroup
 from tests.cli.command import PATIENCE, Place, processes_naming
 from tests.feeds import FEEDS, NO_EBPF, in_turn, needs_ebpf
 from tests.recorder.runs import Run, only_run, read_records
@@ -343,7 +343,7 @@ def test_an_agent_that_reports_too_much(place: Place) -> None:
 @pytest.mark.parametrize("feed", ["off", "ebpf"])
 def test_who_leaves_the_group_does_not_outlive_the_guard(place: Place, feed: str) -> None:
     """A descendant that is in no group of the run and hangs on nobody when the guard is killed."""
-    group = own_group()
+    group = current_cgroup()
     if os.geteuid() or group is None:
         pytest.skip("leaving a control group takes root and version 2")
     if feed == "ebpf" and NO_EBPF:

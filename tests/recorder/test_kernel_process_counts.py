@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stream.process.cgroup import own_group
+from stream.process.cgroup import current_cgroup
 from stream.records.kernel import EXIT, FORK
 from tests.cli.command import Place
 from tests.feeds import FEEDS, needs_ebpf
@@ -48,7 +48,7 @@ def check_health(run: Run, feed: str) -> None:
     """Nothing is missing, and nothing is reported as missing."""
     found = read_health(run)
     assert (found["kernel_layer"], found["ringbuf_drops"]) == ("complete", 0)
-    if feed == "ebpf" and own_group() is not None:
+    if feed == "ebpf" and current_cgroup() is not None:
         assert found["cgroup_correlation"] == "clean"
 
 

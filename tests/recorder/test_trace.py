@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stream.observe.settings import EventTrace
-from stream.process.machine import Clock, utc
+from stream.process.machine import Clock, utc_timestamp
 from stream.records.decision import ORDER, ModelParameters, PromptProvenance, Request, Session
 
 
@@ -18,14 +18,14 @@ def make_trace(write: Any = lambda line: None, clock: Clock | None = None) -> Ev
         Session("s", "r", "claude-code", "unknown", "unknown"),
         Request("q", "unknown", [], {}),
         PromptProvenance("unknown", "unknown", "full", None, "unknown", ModelParameters()),
-        clock=clock or Clock.start(),
+        clock=clock or Clock.now(),
         write=write,
     )
 
 
 def test_a_time() -> None:
-    assert utc(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123456Z"
-    assert utc(0) == "1970-01-01T00:00:00.000000Z"
+    assert utc_timestamp(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123456Z"
+    assert utc_timestamp(0) == "1970-01-01T00:00:00.000000Z"
 
 
 def test_a_wall_clock_that_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def read_calls(fifo: int, reader: WrapperCallReader | None = None) -> list[Wrapp
 
 def test_what_is_wrapped(wrappers: Wrappers) -> None:
     assert sorted(wrappers.programs) == ["git", "it's a tool"]
-    assert wrappers.path("/bin") == f"{wrappers.folder}:/bin"
+    assert wrappers.path_with_wrappers("/bin") == f"{wrappers.folder}:/bin"
 
 
 @pytest.mark.parametrize("name", ["git", "it's a tool"])

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from stream.errors import FeedError, os_reason
 from stream.pipeline import Batch, Out
-from stream.process.cgroup import own_group
+from stream.process.cgroup import current_cgroup
 from stream.process.messages import Start
 from stream.records.control import TELEMETRY, Gap
 from stream.records.kernel import RawCapture, Telemetry, taint
@@ -430,7 +430,7 @@ def probe_ebpf(ring_bytes: int = RING) -> str:
     try:
         feed = EbpfFeed.open(
             guard=os.getpid(),
-            cgroup=own_group(),  # a run has one of its own beneath it, where it may make one
+            cgroup=current_cgroup(),  # a run has one of its own beneath it, where it may make one
             watch=[WatchedFile.of_descriptor("stdout", output)],
             ring_bytes=ring_bytes,
         )
