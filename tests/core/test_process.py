@@ -925,11 +925,11 @@ fifo = sys.argv[1] + '/fifo'
 os.mkfifo(fifo)
 reborn = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
 capture_module.SETTLE = 0
-plain = capture_module._settle_tree
+plain = capture_module._end_rest_of_tree
 async def settle(watch):
     await anyio.wait_readable(reborn)
     return await plain(watch)
-capture_module._settle_tree = settle
+capture_module._end_rest_of_tree = settle
 async def main():
     got = await capture([sys.executable, "-ISc", LEADER, fifo], env={{}}, cwd="/", timeout=20,
                         stdout_limit=99, stderr_limit=999)

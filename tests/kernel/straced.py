@@ -46,7 +46,7 @@ class Traced:
 
     @property
     def code(self) -> int:
-        code: int = self.report("exited")["code"]
+        code: int = self.report("Exited")["code"]
         return code
 
     def events_of(self, *calls: str) -> list[Any]:

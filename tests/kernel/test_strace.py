@@ -498,9 +498,9 @@ def test_daemons_and_killed_processes(run: Run) -> None:
     statuses = [event.get("status", 0) for event in traced.events_of("exit")]
     assert statuses.count(signal.SIGKILL) == 20
     assert statuses[-1] == 5 << 8
-    (outlived,) = traced.report("over")["outlived"]
+    (outlived,) = traced.report("TreeEnded")["outlived"]
     assert outlived.startswith("python3")
-    assert traced.report("over")["ended"] == []
+    assert traced.report("TreeEnded")["ended"] == []
 
 
 @needs_strace
@@ -508,12 +508,12 @@ def test_a_tree_that_is_ended(run: Run) -> None:
     """strace reports how, and is not counted among them."""
     script = "sleep 1000 & setsid sleep 1001 & trap '' TERM; echo ready; sleep 1002; sleep 1003"
     traced = run("/bin/sh", "-c", script, signal=signal.SIGTERM, grace=0.2).check()
-    assert traced.kinds == ["started", "exited", "over"]
+    assert traced.kinds == ["Started", "Exited", "TreeEnded"]
     assert traced.code == -signal.SIGKILL
     statuses = [event.get("status", 0) for event in traced.events_of("exit")]
     assert statuses.count(signal.SIGTERM) == 2  # the two that do not ignore it
     assert statuses.count(signal.SIGKILL) == len(statuses) - 2 > 0
-    assert traced.report("over")["ended"]
+    assert traced.report("TreeEnded")["ended"]
     assert "strace" not in str(traced.seen["reports"])
 
 
@@ -541,7 +541,7 @@ def test_strace_killed(run: Run) -> None:
     script += "    except OSError: break\n    else: break\nos.write(1, b'alive'); os._exit(7)\n"
     traced = run("/usr/bin/python3", "-ISc", script)
     assert (traced.seen["out"], traced.code) == ("alive", 7)
-    over = traced.report("over")
+    over = traced.report("TreeEnded")
     assert (over["outlived"], over["ended"]) == ([], [])
     assert [event["path"] for event in traced.events_of("mkdir")][:1] == ["seen"]
     reason = "strace ended before the processes that it followed"
@@ -562,9 +562,9 @@ def test_strace_stopped(run: Run, open_place: Place, is_ordinary: bool) -> None:
     script = f"import os\nos.write(1, b'%d' % {TRACER})\nos.kill({TRACER}, 19)\nos.mkdir('x')\n"
     job = {"timeout": 0.5, "grace": 0.1, "cwd": open_place.tmp, "runner": runner}
     traced = run("/usr/bin/python3", "-ISc", script, **job)
-    assert traced.kinds == ["started", "timed_out", "exited", "over"]
+    assert traced.kinds == ["Started", "TimedOut", "Exited", "TreeEnded"]
     assert traced.capture["unknown_loss"]
-    assert traced.report("over")["outlived"] == []
+    assert traced.report("TreeEnded")["outlived"] == []
     assert not Path(f"/proc/{traced.seen['out']}").exists()
 
 
@@ -587,7 +587,7 @@ def test_a_command_that_cannot_be_started(run: Run, tmp_path: Path) -> None:
     for argv in (["/no/such"], ["nosuch"], ["./plain"], ["./odd"], ["./script"], ["/etc"]):
         traced, alone = run(*argv), run(*argv, traced=False)
         assert traced.seen["reports"] == alone.seen["reports"]
-        assert traced.kinds == ["failed"]
+        assert traced.kinds == ["Failed"]
         assert traced.capture["unknown_loss"] == "strace wrote nothing"
     traced, alone = (run("/bin/true", cwd="/no/folder", traced=which) for which in (True, False))
     assert traced.seen["reports"] == alone.seen["reports"]
@@ -627,7 +627,7 @@ def test_an_ordinary_user(run: Run, open_place: Place) -> None:
     traced = run("/bin/sh", "-c", script, cwd=open_place.workspace, runner=runner).check()
     assert (traced.seen["out"], traced.code) == ("somebody\n", 3)
     assert [event["path"] for event in traced.events_of("mkdir")] == ["made", "late"]
-    assert traced.report("started")["containment"] == "subreaper"
+    assert traced.report("Started")["containment"] == "subreaper"
 
 
 NO_PTRACE = """

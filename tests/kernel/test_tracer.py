@@ -46,7 +46,7 @@ def test_one_that_has_more_to_write(run: Run, open_place: Place, is_ordinary: bo
     job = {"tracer": tracer_command(0.4), "cwd": open_place.tmp, "runner": runner}
     traced = run("/bin/sh", "-c", "exit 3", **job)
     assert traced.code == 3
-    over = traced.report("over")
+    over = traced.report("TreeEnded")
     assert (over["outlived"], over["ended"]) == ([], [])
     assert (open_place.tmp / "gone").exists()
     (open_place.tmp / "gone").unlink()
@@ -59,7 +59,7 @@ def test_one_that_does_not_go(run: Run, open_place: Place, is_ordinary: bool) ->
     job = {"tracer": tracer_command(1000), "cwd": open_place.tmp, "runner": runner}
     traced = run("/bin/sh", "-c", "exit 3", **job)
     assert traced.code == 3
-    over = traced.report("over")
+    over = traced.report("TreeEnded")
     assert (over["outlived"], over["ended"]) == ([], [])
     assert not Path(f"/proc/{traced.seen['err']}").exists()
 
@@ -67,6 +67,6 @@ def test_one_that_does_not_go(run: Run, open_place: Place, is_ordinary: bool) ->
 def test_it_is_distinguished_from_what_the_program_leaves(run: Run, tmp_path: Path) -> None:
     script = "setsid sleep 1000 7>&- 6>&- 5>&- 4>&- 3>&- & exit 0"
     traced = run("/bin/sh", "-c", script, tracer=tracer_command(0.1), grace=0.2)
-    over = traced.report("over")
+    over = traced.report("TreeEnded")
     assert [len(over[which]) for which in ("outlived", "ended")] == [1, 1]
     assert "python3" not in str(over)  # which is what the tracer is

@@ -365,11 +365,11 @@ def test_a_signal_when_the_agent_has_ended_ends_the_waiting(place: Place) -> Non
 
 _MADE = """
 import os, signal
-from stream.process.cgroup import own_group
-from stream.process.guard import post_guard
+from stream.process.cgroup import current_cgroup
+from stream.process.guard import fork_guard
 
-home = own_group()
-guard = post_guard()
+home = current_cgroup()
+guard = fork_guard()
 while not (made := list(home.glob(f"stream-{guard.pid}-*"))):
     pass
 print(*made, flush=True)

@@ -110,7 +110,7 @@ exit 3
 @needs_ebpf
 def test_processes_that_leave_the_group(place: Place) -> None:
     """They are still of the tree: seen, and ended. That they left is reported."""
-    home = own_group()
+    home = current_cgroup()
     if home is None or not os.access(home / "cgroup.procs", os.W_OK):
         pytest.skip("needs a control group of version 2")
     words = ("--kernel", "ebpf", "--grace", "0.1", "--workspace", "empty")
