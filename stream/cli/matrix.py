@@ -178,7 +178,7 @@ def _started_plan(
 async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: Stop) -> int:
     """Run every cell of a started plan, write the records and return the exit code."""
     from stream.cli.runner import Progress
-    from stream.files.targets import STDOUT
+    from stream.files.targets import STDOUT_TARGET
     from stream.matrix.run import Matrix
     from stream.sinks.ndjson import Ndjson
 
@@ -187,7 +187,7 @@ async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: St
         return not stop.is_asked
 
     output = options.output
-    is_on_terminal = output == STDOUT and sys.stdout.isatty()
+    is_on_terminal = output == STDOUT_TARGET and sys.stdout.isatty()
     progress = Progress(started.plan.count, is_shown=not options.quiet and not is_on_terminal)
     matrix = Matrix(
         started,
@@ -214,9 +214,9 @@ async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: St
 
 def _name_partial_file(output: str) -> None:
     """Name the partial file of an output that was not completed."""
-    from stream.files.targets import STDOUT, partial
+    from stream.files.targets import STDOUT_TARGET, partial
 
-    if output != STDOUT and partial(output).exists():
+    if output != STDOUT_TARGET and partial(output).exists():
         note(f"stream: what was recorded until then is in {partial(output)}")
 
 

@@ -371,7 +371,7 @@ def _check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> 
     """Raise StreamError, before the run, where its archive or raw telemetry cannot be written."""
     from stream.errors import UsageError
     from stream.files.targets import (
-        STDOUT,
+        STDOUT_TARGET,
         check_outputs,
         descriptor_by_name,
         is_fifo,
@@ -381,9 +381,9 @@ def _check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> 
     named = {"--archive": archive, "--raw-kernel": raw}
     targets = {flag: str(target) for flag, target in named.items() if target is not None}
     for flag, target in targets.items():
-        if target != STDOUT and is_regular_target(target):
+        if target != STDOUT_TARGET and is_regular_target(target):
             continue
-        if target == STDOUT or descriptor_by_name(target) == 1:
+        if target == STDOUT_TARGET or descriptor_by_name(target) == 1:
             raise UsageError(f"{flag} {target}: stdout carries the agent's output: name a file")
         if flag == "--archive" or not is_fifo(target):
             places = "a file" if flag == "--archive" else "a file or a fifo"

@@ -21,7 +21,7 @@ _SHOWN = 5  #: processes, or types of lines
 
 def report_run_start(recording: RunSettings) -> None:
     """Report, before the agent starts, where it works and what is recorded."""
-    from stream.observe.settings import leads_out
+    from stream.observe.settings import leads_out_of_folder
     from stream.records.decision import CONSTRAINTS
 
     where = {
@@ -39,7 +39,11 @@ def report_run_start(recording: RunSettings) -> None:
         named = f"{recording.agent.id} {recording.agent.version}".removesuffix(" unknown")
         note(f"stream: the agent is declared as {named}")
     for word in map(os.fsdecode, recording.argv[1:]):
-        if recording.workspace_mode != "here" and leads_out(word) and os.path.lexists(word):
+        if (
+            recording.workspace_mode != "here"
+            and leads_out_of_folder(word)
+            and os.path.lexists(word)
+        ):
             note(f"stream: {word}: this path is relative to the workspace, and leads out of it")
     if recording.capture_policy.mode != "full":
         note("stream: secrets are removed from the record, not from the workspace")

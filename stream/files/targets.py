@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stream.errors import OutputError, UsageError, reporting
 
-STDOUT = "-"
+STDOUT_TARGET = "-"
 _MOST_LINKS = 40  #: as the kernel follows
 _NUMBER = re.compile(r"[0-9]{1,9}\Z")  #: of a descriptor
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -23,9 +23,9 @@ def check_outputs(
 ) -> None:
     """Raise StreamError where an output has no place, or would take that of an input, of another
     output, or, without `force`, of anything that is there."""
-    taken = {os.path.realpath(name): name for name in inputs if name != STDOUT}
+    taken = {os.path.realpath(name): name for name in inputs if name != STDOUT_TARGET}
     for name in outputs:
-        if name is None or name == STDOUT:
+        if name is None or name == STDOUT_TARGET:
             continue
         with reporting(name or "(a file without a name)", OutputError):
             if not is_regular_target(name):
@@ -96,7 +96,7 @@ def _check_inherited(fd: int) -> int:
 
 def is_fifo(target: str) -> bool:
     """Tell whether a target is a fifo."""
-    return target != STDOUT and Path(target).is_fifo()
+    return target != STDOUT_TARGET and Path(target).is_fifo()
 
 
 def partial(target: str) -> Path:

@@ -46,7 +46,7 @@ class AgentAnswer(Struct, frozen=True):
     is_cut: bool
 
 
-class Declared(Struct, kw_only=True):
+class DeclaredOutput(Struct, kw_only=True):
     """What an agent's output declares."""
 
     mode: Mode
@@ -65,7 +65,7 @@ class Declared(Struct, kw_only=True):
     reason: str = ""  #: why it is unreadable
 
 
-def read_declared(path: Path, sha256: str = "") -> Declared:
+def read_declared(path: Path, sha256: str = "") -> DeclaredOutput:
     """Read an agent's output. `sha256` is the file's digest, where it is known already."""
     try:
         with path.open("rb") as file:
@@ -73,15 +73,15 @@ def read_declared(path: Path, sha256: str = "") -> Declared:
         head = b"".join(block.split(None, 2)[:2])[:2]
         declared = None
         if head == b"[{":
-            declared = _read_records(_output_objects(path), "json")
+            declared = _read_records(_objects_of_output_array(path), "json")
         elif re.search(rb"(?m)^[ \t]*\{", block):  # else a gigabyte need not be looked through
             declared = _read_records(_output_lines(path), "stream-json")
         return declared or _read_plain_answer(path, sha256)
     except OSError as error:
-        return Declared(mode="unreadable", reason=os_reason(error))
+        return DeclaredOutput(mode="unreadable", reason=os_reason(error))
 
 
-def _read_plain_answer(path: Path, sha256: str) -> Declared:
+def _read_plain_answer(path: Path, sha256: str) -> DeclaredOutput:
     """Take an agent's output that is plain text as its answer, of which the beginning is kept."""
     with path.open("rb") as file:
         start = file.read(ANSWER)
@@ -90,9 +90,9 @@ def _read_plain_answer(path: Path, sha256: str) -> Declared:
         if is_cut and not digest:
             digest = _file_sha256(path)
     if not is_cut and not start.strip():
-        return Declared(mode="empty")
-    answer = AgentAnswer(_decode_start(start), size, digest or _sha256(start), is_cut)
-    return Declared(mode="text", answer=answer)
+        return DeclaredOutput(mode="empty")
+    answer = AgentAnswer(_decode_answer_start(start), size, digest or _sha256(start), is_cut)
+    return DeclaredOutput(mode="text", answer=answer)
 
 
 def _file_sha256(path: Path) -> str:
@@ -108,7 +108,7 @@ def _sha256(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-def _decode_start(data: bytes) -> str:
+def _decode_answer_start(data: bytes) -> str:
     """Leave out a character that the cut went through; show other bytes that are no text."""
     return data.decode("utf-8", "replace").rstrip("\ufffd") if data else ""
 
@@ -116,9 +116,9 @@ def _decode_start(data: bytes) -> str:
 # --- records ------------------------------------------------------------------------------------
 
 
-def _read_records(lines: Iterator[bytes], mode: Mode) -> Declared | None:
+def _read_records(lines: Iterator[bytes], mode: Mode) -> DeclaredOutput | None:
     """Read what the records of an agent's output declare; return None if the output is text."""
-    reading = _Reading()
+    reading = _OutputReader()
     for number, line in enumerate(lines):
         reading.add_line(line)
         if number >= _FIRST and not reading.records:
@@ -130,12 +130,12 @@ def _read_records(lines: Iterator[bytes], mode: Mode) -> Declared | None:
     return reading.finish(mode)
 
 
-class _Reading:
+class _OutputReader:
     """Gathers what the records of an output declare."""
 
     def __init__(self) -> None:
         self.records = 0
-        self.declared = Declared(mode="stream-json")
+        self.declared = DeclaredOutput(mode="stream-json")
         self._denials: dict[str, str] = {}  # by call: a result repeats what was reported before
         self._more_denials = 0
 
@@ -152,14 +152,16 @@ class _Reading:
             return
         self.records += 1
         if record.type == "result":
-            self._add_result(record)
+            self._add_result_record(record)
         elif producer := producer_in_record(record):
-            self.declared.model = _name(record.model) or self.declared.model
-            self.declared.agent_version = _name(producer.version) or self.declared.agent_version
+            self.declared.model = _short_name(record.model) or self.declared.model
+            self.declared.agent_version = (
+                _short_name(producer.version) or self.declared.agent_version
+            )
         for call, tool in denials_in(record):
             self._add_denial(call, tool)
 
-    def finish(self, mode: Mode) -> Declared:
+    def finish(self, mode: Mode) -> DeclaredOutput:
         """Return what the agent's output declared."""
         declared = self.declared
         declared.mode = mode
@@ -168,7 +170,7 @@ class _Reading:
         declared.denied_tools = list(dict.fromkeys(self._denials.values()))[:TOOLS]
         return declared
 
-    def _add_result(self, record: StreamRecord) -> None:
+    def _add_result_record(self, record: StreamRecord) -> None:
         """Take the answer, usage and error of an agent's result record."""
         declared = self.declared
         declared.results += 1
@@ -176,25 +178,27 @@ class _Reading:
         if isinstance(record.is_error, bool):
             declared.is_error = bool(declared.is_error) or record.is_error
         usage = record.usage if isinstance(record.usage, dict) else {}
-        declared.turns = _add_number(declared.turns, record.num_turns)
-        declared.duration_ms = _add_number(declared.duration_ms, record.duration_ms)
-        declared.input_tokens = _add_number(declared.input_tokens, usage.get("input_tokens"))
-        declared.output_tokens = _add_number(declared.output_tokens, usage.get("output_tokens"))
+        declared.turns = _add_usage_number(declared.turns, record.num_turns)
+        declared.duration_ms = _add_usage_number(declared.duration_ms, record.duration_ms)
+        declared.input_tokens = _add_usage_number(declared.input_tokens, usage.get("input_tokens"))
+        declared.output_tokens = _add_usage_number(
+            declared.output_tokens, usage.get("output_tokens")
+        )
         if declared.model == "unknown" and isinstance(record.model_usage, dict):
             names = list(record.model_usage)
-            declared.model = _name(names[0]) if len(names) == 1 else declared.model
+            declared.model = _short_name(names[0]) if len(names) == 1 else declared.model
 
     def _add_denial(self, call: Any, tool: Any) -> None:
         """Note a tool call that was refused to the agent, once for each call."""
         if not isinstance(call, str) or not call:
             call = f"\0{len(self._denials)}"
         if len(self._denials) < _MOST_CALLS:
-            self._denials.setdefault(call[:200], _name(tool) or "unknown")
+            self._denials.setdefault(call[:200], _short_name(tool) or "unknown")
         elif call[:200] not in self._denials:
             self._more_denials += 1
 
 
-def _add_number(so_far: int | None, value: Any) -> int | None:
+def _add_usage_number(so_far: int | None, value: Any) -> int | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
         return (so_far or 0) + int(value)
     return so_far
@@ -206,11 +210,11 @@ def _kept_answer(text: Any) -> AgentAnswer | None:
         return None
     data = text.encode("utf-8", "surrogatepass")
     is_cut = len(data) > ANSWER
-    start = _decode_start(data[:ANSWER]) if is_cut else text
+    start = _decode_answer_start(data[:ANSWER]) if is_cut else text
     return AgentAnswer(start, len(data), _sha256(data), is_cut)
 
 
-def _name(value: Any) -> str:
+def _short_name(value: Any) -> str:
     return printable(value[:NAME]) if isinstance(value, str) else ""
 
 
@@ -231,9 +235,9 @@ def _output_lines(path: Path) -> Iterator[bytes]:
     yield from splitter.finish() or ()
 
 
-def _output_objects(path: Path) -> Iterator[bytes]:
+def _objects_of_output_array(path: Path) -> Iterator[bytes]:
     """Yield the objects of an array, as `--verbose` prints it: all of it in one line."""
-    items = _Items()
+    items = _ArraySplitter()
     for block in _output_blocks(path):
         yield from items.feed(block)
     if not items.is_whole:
@@ -244,7 +248,7 @@ _STRUCTURE = re.compile(rb'["{}\[\]]')
 _IN_STRING = re.compile(rb'["\\]')
 
 
-class _Items:
+class _ArraySplitter:
     """Cuts an array into its objects and holds at most one of them."""
 
     def __init__(self) -> None:
@@ -255,7 +259,7 @@ class _Items:
         self.is_whole = False
 
     def feed(self, block: bytes) -> Iterator[bytes]:
-        """Yield the objects of the agent's output that a block completes."""
+        """Yield the objects of the agent's array that a block of its output completes."""
         place = start = 0
         while place < len(block):
             if self._is_over:
@@ -274,7 +278,7 @@ class _Items:
                     start = found.start()
                 elif self._depth == 1:
                     self._hold_object_part(block[start:place])
-                    yield self._release_object()
+                    yield self._pop_held_object()
         if self._depth > 1:
             self._hold_object_part(block[start:])
 
@@ -298,7 +302,7 @@ class _Items:
         if self._length <= MAX_LINE:
             self._object += part
 
-    def _release_object(self) -> bytes:
+    def _pop_held_object(self) -> bytes:
         """Give away the object of the array that is held, or a broken one in place of an overlong
         one."""
         whole = bytes(self._object) if self._length <= MAX_LINE else b"{"

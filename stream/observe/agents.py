@@ -72,7 +72,7 @@ def identify_agent(words: Sequence[str], declared: str | None = None) -> Agent:
     found = _started_agent(words)
     if declared is None:
         return found
-    name, version = _split(declared)
+    name, version = _split_name_and_version(declared)
     is_scope = name.startswith("@") and "/" not in name  # of packages, and no name of one
     is_clean = name == name.strip() and name.isprintable() and len(name) <= _LONGEST
     if not name or is_scope or not is_clean:
@@ -86,22 +86,24 @@ def identify_agent(words: Sequence[str], declared: str | None = None) -> Agent:
     return replace(agent, program=found.program) if agent.id == found.id else agent
 
 
-async def find_version(agent: Agent, program: Path | None) -> Version:
+async def find_agent_version(agent: Agent, program: Path | None) -> Version:
     """Return the version that the words, the program's files, or the program itself states."""
     if agent.version != UNKNOWN:
         return Version(agent.version, agent.known_by)
     if program is None or not agent.package:
         return Version()
-    if version := read_version(program, agent.package):
+    if version := read_program_version(program, agent.package):
         return Version(version, "files")
-    if version := await ask_version(program):
+    if version := await ask_program_version(program):
         return Version(version, "answer")
     return Version()
 
 
 def _started_agent(words: Sequence[str]) -> Agent:
     """Return the one known agent that a command line starts, else the name of its command."""
-    agents = {agent.id: agent for launch in launches(words) if (agent := _known_agent(launch))}
+    agents = {
+        agent.id: agent for launch in launched_commands(words) if (agent := _known_agent(launch))
+    }
     if len(agents) == 1:
         return next(iter(agents.values()))
     name = Path(words[0]).name
@@ -112,10 +114,10 @@ def _known_agent(launch: Launch) -> Agent | None:
     """Return the known agent that a started command is, by its package or program."""
     word = launch.words[0]
     if launch.is_package:
-        name, version = _split(word)
+        name, version = _split_name_and_version(word)
         agent = _BY_NAME.get(name)
         # A range, or a tag, is one of many versions.
-        return agent and replace(agent, version=whole_version(version) or UNKNOWN)
+        return agent and replace(agent, version=exact_version(version) or UNKNOWN)
     *_, inside = word.rpartition("node_modules/")
     scope, _, rest = inside.partition("/")
     package = f"{scope}/{rest.partition('/')[0]}" if scope.startswith("@") else scope
@@ -123,7 +125,7 @@ def _known_agent(launch: Launch) -> Agent | None:
     return agent and replace(agent, program=word if launch.is_plain else "")
 
 
-def _split(text: str) -> tuple[str, str]:
+def _split_name_and_version(text: str) -> tuple[str, str]:
     """Return name and version; an @ at the beginning is part of the name."""
     name, _, version = text[1:].partition("@")
     return text[:1] + name, version
@@ -210,7 +212,7 @@ class Launch(Struct, frozen=True):
     is_package: bool = False  #: its first word is the name of a package, perhaps with a version
 
 
-def launches(words: Sequence[str], depth: int = 0) -> Iterator[Launch]:
+def launched_commands(words: Sequence[str], depth: int = 0) -> Iterator[Launch]:
     """Yield the commands that are started in the end, as far as the words state them."""
     found = list(_launches_behind_launcher(words, depth + 1)) if words and depth < _DEEPEST else []
     if found:
@@ -244,7 +246,7 @@ def _skip_launcher(words: Sequence[str], launcher: Launcher, depth: int) -> Iter
         is_plain &= word not in _ELSEWHERE
         at += 2 if word in launcher.values else 1
     at += launcher.words + (words[at : at + 1] == ["--"])
-    for launch in launches(words[at:], depth):
+    for launch in launched_commands(words[at:], depth):
         is_package = launch.is_package or launcher.is_fetcher
         yield Launch(launch.words, is_plain and launch.is_plain, is_package)
 
@@ -268,7 +270,7 @@ def _launches_behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]
         if "$@" in command:
             place = command.index("$@")
             command[place : place + 1] = words[at + 2 :]
-        for launch in launches(command, depth):
+        for launch in launched_commands(command, depth):
             is_here = not moved or "/" not in launch.words[0] or launch.words[0].startswith("/")
             yield Launch(launch.words, is_plain and is_here and launch.is_plain, launch.is_package)
         moved |= command[:1] == ["cd"]
@@ -311,37 +313,37 @@ _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?[0-9A-Za-z.+-]*")
 _NATIVE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xfe\xed\xfa\xcf", b"\xca\xfe\xba\xbe")
 
 
-def whole_version(text: object) -> str | None:
+def exact_version(text: object) -> str | None:
     """Return the text, where it is one version and nothing else."""
     is_one = isinstance(text, str) and len(text) <= _LONGEST_VERSION and _VERSION.fullmatch(text)
     return is_one[0] if is_one else None
 
 
-def read_version(program: Path, package: str) -> str | None:
+def read_program_version(program: Path, package: str) -> str | None:
     """Return the version that the files of a program state; nothing is started.
 
     An installer names the program by its version, or puts a `.version` file next to it; npm has a
     package.json above it, pip the metadata of the package next to its `bin`.
     """
-    place = Path(os.path.realpath(program))
-    version_file = place.with_name(f"{place.name}.version")
-    if version := whole_version(place.name):
+    file = Path(os.path.realpath(program))
+    version_file = file.with_name(f"{file.name}.version")
+    if version := exact_version(file.name):
         return version
     try:
         if version_file.is_file() and version_file.stat().st_size < 1000:
             found = _VERSION.match(version_file.read_text().strip())
-            return found and whole_version(found[0])
+            return found and exact_version(found[0])
     except (OSError, UnicodeDecodeError):
         return None
-    stated = {*_version_from_npm(place, package), *_version_from_pip(place, package)}
+    stated = {*_version_from_npm(file, package), *_version_from_pip(file, package)}
     return stated.pop() if len(stated) == 1 else None
 
 
-def _version_from_npm(place: Path, package: str) -> Iterator[str]:
+def _version_from_npm(program: Path, package: str) -> Iterator[str]:
     """Yield an agent's version from the package.json of the npm package around its program."""
     from stream.codec import read_document
 
-    for folder in list(place.parents)[:_LEVELS]:
+    for folder in list(program.parents)[:_LEVELS]:
         file = folder / "package.json"
         try:
             document: Any = read_document(file) if file.is_file() else None
@@ -352,22 +354,22 @@ def _version_from_npm(place: Path, package: str) -> Iterator[str]:
         name = document.get("name")
         # A program for one platform comes in a package of its own.
         is_its = isinstance(name, str) and (name == package or name.startswith(f"{package}-"))
-        if is_its and (version := whole_version(document.get("version"))):
+        if is_its and (version := exact_version(document.get("version"))):
             yield version
             return
 
 
-def _version_from_pip(place: Path, package: str) -> Iterator[str]:
+def _version_from_pip(program: Path, package: str) -> Iterator[str]:
     """Yield an agent's version from the dist-info of the Python package that has its program."""
-    if place.parent.name != "bin":
+    if program.parent.name != "bin":
         return
     name = package.replace("-", "_")
-    for folder in place.parent.parent.glob(f"lib/python*/site-packages/{name}-*.dist-info"):
-        if version := whole_version(folder.name.removesuffix(".dist-info").rpartition("-")[2]):
+    for folder in program.parent.parent.glob(f"lib/python*/site-packages/{name}-*.dist-info"):
+        if version := exact_version(folder.name.removesuffix(".dist-info").rpartition("-")[2]):
             yield version
 
 
-async def ask_version(program: Path) -> str | None:
+async def ask_program_version(program: Path) -> str | None:
     """Return what a native program answers to `--version`.
 
     It runs in an empty folder that is removed again, with nothing of the user's environment but
@@ -393,7 +395,7 @@ async def ask_version(program: Path) -> str | None:
     except OSError:
         return None
     found = _VERSION.search(answer.stdout.head.decode(errors="replace"))
-    return whole_version(found[0]) if answer.exit_code == 0 and found else None
+    return exact_version(found[0]) if answer.exit_code == 0 and found else None
 
 
 def _is_native_program(program: Path) -> bool:

@@ -104,8 +104,8 @@ async def archive_stream(
 def _check_archive_outside_run(folder: Path, target: Path) -> None:
     """Raise UsageError where the archive would lie in the run: the run's manifest does not list
     it."""
-    place = Path(os.path.realpath(target))
-    if place.is_relative_to(os.path.realpath(folder)):
+    archive = Path(os.path.realpath(target))
+    if archive.is_relative_to(os.path.realpath(folder)):
         raise UsageError(f"{target}: it would lie inside of the run that it is made of")
 
 
@@ -121,28 +121,28 @@ def _check_stream_archive_verified(report: VerifyReport, rejected: int) -> None:
     first = next((one for one in report.findings if one.severity == "error"), None)
     if first is None:
         return
-    place = str(first.source).removeprefix(f"{report.target}/")
+    location = str(first.source).removeprefix(f"{report.target}/")
     line = "" if first.line is UNSET else f":{first.line}"
     path = "" if first.path is UNSET else f"{first.path}: "
     more = f"; and {number(report.errors - 1, 'other finding')}" if report.errors > 1 else ""
     without = f" without {number(rejected, 'rejected line')}" if rejected else ""
-    why = f"it would not verify{without}: {place}{line}: {path}{first.message}{more}"
+    why = f"it would not verify{without}: {location}{line}: {path}{first.message}{more}"
     raise InputError(f"(stdin): nothing was written, for {why}")
 
 
-def _run_of_records(places: Mapping[str, str], run_id: str | None) -> str:
-    """Return the run that the records are of. `places`: where each id that they name stood first.
+def _run_of_records(locations: Mapping[str, str], run_id: str | None) -> str:
+    """Return the run that the records are of. `locations`: where each id that they name stood.
 
     Raise InputError where they are of several runs, or nobody says of which.
     """
     if run_id is not None:
-        for other, place in places.items():
+        for other, location in locations.items():
             if other != run_id:
-                raise InputError(f"{place}: of the run {other!r}, not of {run_id!r}")
+                raise InputError(f"{location}: of the run {other!r}, not of {run_id!r}")
         return run_id
-    if not places:
+    if not locations:
         raise InputError("(stdin): no usable record names its run: name it with --run-id")
-    (first, place), *others = places.items()
+    (first, location), *others = locations.items()
     for other, where in others:
-        raise InputError(f"{where}: of the run {other!r}, but {place} is of {first!r}")
-    return check_run_id(first, place)
+        raise InputError(f"{where}: of the run {other!r}, but {location} is of {first!r}")
+    return check_run_id(first, location)

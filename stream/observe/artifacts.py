@@ -32,7 +32,7 @@ from stream.records.artifacts import (
     RunnerFinished,
     RunnerStarted,
 )
-from stream.records.kernel import RawCapture, taint
+from stream.records.kernel import RawCapture, mark_cgroup_partial
 from stream.records.run import RunSummary
 from stream.sources.wrappers import ObservedCommands
 from stream.transformers.route import FeedCounts
@@ -90,7 +90,7 @@ def record_artifacts(
     with closing(replayed) as replay:
         _report_changed_files(files, changed, result, troubles)
         result.add_unknown_loss(_memory_of_others(replay))
-        taint(result.capture)
+        mark_cgroup_partial(result.capture)
         content = replay.layer_content()
         content.kernel_events = files.lines(KERNEL_FILE)
         content.has_kernel = not _KERNEL_LAYERS & changed
@@ -223,7 +223,7 @@ def _feed_counts(stated: FeedCounts | None, rejected: int, replay: LayerReplay) 
         return FeedCounts(capture, counts.filtered or {}, counts.aside or {})
     dropped = max(capture.dropped, replay.lost - capture.unparsed)
     lossy = replace(capture, dropped=dropped, unknown_loss="; ".join(reasons))
-    taint(lossy)
+    mark_cgroup_partial(lossy)
     return FeedCounts(lossy, counts.filtered, counts.aside)
 
 

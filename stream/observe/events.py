@@ -42,8 +42,8 @@ class PhaseEvent(Struct, kw_only=True):
     evaluation: Evaluation | None = None
 
 
-def listed(names: Sequence[str]) -> str:
-    """Name the first of several things, and count the rest."""
+def list_first_names(names: Sequence[str]) -> str:
+    """Name the first of several files or programs, and count the rest."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"
 
@@ -148,7 +148,7 @@ class CommandReport:
         self._record_loss = record_loss
         self._is_wrapped = is_wrapped
 
-    def event(self) -> PhaseEvent:
+    def commands_event(self) -> PhaseEvent:
         """Give the event about the command log, and record what is missing from it."""
         log = self._log
         if log is not None and log.lost:
@@ -228,4 +228,4 @@ class CommandReport:
         """Name programs that have a wrapper and that the kernel saw run without it."""
         if self._seen is None or self._log is None:
             return ""
-        return listed(sorted(self._seen.programs.keys() & self._log.names))
+        return list_first_names(sorted(self._seen.programs.keys() & self._log.names))

@@ -30,7 +30,7 @@ from stream.pipeline import (
     failure_of,
 )
 from stream.process.messages import Start
-from stream.records.kernel import RawCapture, path_text, taint
+from stream.records.kernel import RawCapture, mark_cgroup_partial, path_text
 from stream.records.run import RunSummary
 from stream.sinks.run_folder import EventTimeIndex, LayerSink, RawCopy
 from stream.sources.agent import CommandEnding
@@ -113,7 +113,10 @@ class KernelRecorder:
     def sources(self) -> list[Source]:
         """Return the feed, where there is one, and the channels that tell of tool calls."""
         feed = Deferred(self._is_prepared, lambda: self._feed)
-        return [*self.calls.sources(), LenientSource(feed, self._lose_feed, self._close_feed)]
+        return [
+            *self.calls.sources(),
+            LenientSource(feed, self._record_lost_feed, self._close_feed),
+        ]
 
     def transformers(self) -> list[Transformer]:
         """Return what makes events of what is told; and what redacts raw telemetry, copies it where
@@ -124,7 +127,7 @@ class KernelRecorder:
         if self._options.raw is not None:
             made.append(CopyRaw())
         made.append(self._normalize)
-        of_feed = (LenientTransformer(one, self._lose_feed) for one in made)
+        of_feed = (LenientTransformer(one, self._record_lost_feed) for one in made)
         return [*self.calls.transformers(), *of_feed]
 
     def sinks(self) -> list[Sink]:
@@ -142,7 +145,7 @@ class KernelRecorder:
         self.calls.end()
 
     def close(self) -> None:
-        """Let go of the feed and the channels, however the run ended."""
+        """Close the kernel feed and the channels, however the run ended."""
         self._close_feed()
         self.calls.close()
 
@@ -171,7 +174,7 @@ class KernelRecorder:
             folder=self._settings.folder,
         )
 
-    def _lose_feed(self, why: str) -> None:
+    def _record_lost_feed(self, why: str) -> None:
         self._troubles.append(f"the kernel layer: {why}")
 
     def _write_artifacts(self, ending: CommandEnding, summary: RunSummary) -> None:
@@ -226,5 +229,5 @@ class KernelRecorder:
         if not (capture.scopes or capture.dropped or reasons or ending.not_started):
             reasons.append(NOTHING)
         capture.unknown_loss = "; ".join(reasons)
-        taint(capture)
+        mark_cgroup_partial(capture)
         return capture

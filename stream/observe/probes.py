@@ -33,7 +33,7 @@ class ProbeRecorder:
         self._descriptor = self._write_descriptor(started, settings)
 
     @property
-    def kept(self) -> dict[str, RecordedFile]:
+    def recorded_files(self) -> dict[str, RecordedFile]:
         """The files that were written, once the pipeline has ended."""
         files = {BOUNDARY_FILE: self.boundary.recorded, DESCRIPTOR_FILE: self._descriptor}
         return {name: file for name, file in files.items() if file is not None}
@@ -50,7 +50,7 @@ class ProbeRecorder:
         """The sinks that the run's pipeline gets."""
         return [LenientSink(self.boundary, BOUNDARY_FILE, self.troubles)]
 
-    def result(self) -> MatrixResult:
+    def matrix_result(self) -> MatrixResult:
         """Say what the probes came to, once the run is over."""
         recorded = sum(self._matrix.emit.results.values())
         return self._matrix.result(recorded, Reaper.get().end_strays())

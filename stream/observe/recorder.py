@@ -21,7 +21,7 @@ from stream.observe.events import (
     CommandReport,
     PhaseEvent,
     changes_event,
-    listed,
+    list_first_names,
     outputs_event,
 )
 from stream.observe.settings import (
@@ -116,8 +116,8 @@ class RunPhases:
         after that it costs what is left of the record, and never the exit code."""
         settings = self._settings
         self._clock = Clock.now()
-        self._version = await settings.find_version()
-        self._trace = settings.trace(self._version, self._clock, self._journal.append_lines)
+        self._version = await settings.find_agent_version()
+        self._trace = settings.start_trace(self._version, self._clock, self._journal.append_lines)
         async with create_task_group() as tasks:
             with reporting(settings.folder, OutputError, is_folder=True):
                 await self._send_phase_event(await self._run_started(), out)
@@ -160,7 +160,7 @@ class RunPhases:
     async def _run_started(self) -> PhaseEvent:
         """Write the run's metadata, and announce the run."""
         settings = self._settings
-        document = settings.metadata(self._version, self._clock)
+        document = settings.run_metadata(self._version, self._clock)
         metadata = write_document(settings.folder / METADATA_FILE, document)
         self.files[METADATA_FILE] = metadata
         what = "What the run was told to be."
@@ -254,7 +254,7 @@ class RunPhases:
             for trouble in self._probes.troubles:
                 self._record_loss(trouble)
             self.summary.boundary_objects = self._probes.boundary.lines
-            self.files |= self._probes.kept
+            self.files |= self._probes.recorded_files
         return event
 
     async def _workspace_compared(self) -> PhaseEvent:
@@ -276,7 +276,7 @@ class RunPhases:
         report = CommandReport(
             log, self._seen, self.summary, self._record_loss, is_wrapped=bool(self._settings.wrap)
         )
-        event = report.event()
+        event = report.commands_event()
         self._no_commands = report.no_commands
         if log is not None and log.has_records:
             self.files[COMMANDS_FILE] = log.recorded_file()
@@ -302,7 +302,9 @@ class RunPhases:
         self.summary.quality = verdict.evaluation.quality.status
         self.summary.policy = verdict.evaluation.policy.status
         return PhaseEvent(
-            name="evaluation_performed", summary=verdict.sentence, evaluation=verdict.evaluation
+            name="evaluation_performed",
+            summary=verdict.verdict_sentence,
+            evaluation=verdict.evaluation,
         )
 
     async def _run_finished(self) -> PhaseEvent:
@@ -327,7 +329,7 @@ class RunPhases:
         state = f"; incomplete: {lost}" if lost else ""
         return PhaseEvent(
             name="run_finished",
-            summary=f"{self._verdict.sentence}{state}",
+            summary=f"{self._verdict.verdict_sentence}{state}",
             artifacts=artifacts,
             evaluation=self._verdict.evaluation,
         )
@@ -338,4 +340,6 @@ class RunPhases:
         own = {*self.files, *_WRITTEN_LAST}
         if found := settings.foreign_files(own, has_evidence=self._kernel is not None):
             self.summary.foreign_files = found[:_MOST_FOREIGN]
-            self._record_loss(f"not the recorder's, and no part of the record: {listed(found)}")
+            self._record_loss(
+                f"not the recorder's, and no part of the record: {list_first_names(found)}"
+            )

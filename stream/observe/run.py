@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from stream.files.append import RecordedFile
-from stream.files.targets import STDOUT
+from stream.files.targets import STDOUT_TARGET
 from stream.observe.recorder import RunPhases
 from stream.observe.settings import RunSettings
 from stream.pipeline import Batch, LenientSink, Pipeline, Sink, Write
@@ -66,7 +66,7 @@ async def run_observe(
     if events:
         from stream.sinks.ndjson import Ndjson
 
-        sinks.append(LenientSink(Ndjson(STDOUT, (EVENTS,)), "events to stdout", troubles))
+        sinks.append(LenientSink(Ndjson(STDOUT_TARGET, (EVENTS,)), "events to stdout", troubles))
     with closing(
         WorkspaceCapture(
             settings.workspace,
@@ -88,7 +88,7 @@ async def run_observe(
     for relay, name in zip(relays, ("stdout", "stderr"), strict=True):
         if relay is not None and relay.lost:
             troubles.append(f"{name}: {relay.lost} bytes of the command's output")
-    matrix = None if measured is None else measured.result()
+    matrix = None if measured is None else measured.matrix_result()
     return Observed(phases.summary, findings, troubles, phases.evaluation, matrix, phases.files)
 
 

@@ -53,14 +53,14 @@ class Scenario(Struct):
 
 
 def read_scenario(
-    place: Path | None, parameters: Path | None, request: str | None, constraints: list[str]
+    path: Path | None, parameters: Path | None, request: str | None, constraints: list[str]
 ) -> Scenario:
     """Read a scenario. What the command line gives goes before what the files state."""
     scenario = Scenario()
-    if place is not None:
-        file = place / SCENARIO_FILE if place.is_dir() else place
+    if path is not None:
+        file = path / SCENARIO_FILE if path.is_dir() else path
         scenario = _parse_scenario(_read_text_file(file), file)
-        scenario.id = encodable(place.resolve().name if place.is_dir() else file.stem)
+        scenario.id = encodable(path.resolve().name if path.is_dir() else file.stem)
         if parameters is None and (found := file.with_name(PARAMETERS_FILE)).is_file():
             parameters = found
     if parameters is not None:
@@ -92,7 +92,7 @@ def _read_request(text: str) -> str:
     return text
 
 
-def _parse_scenario(text: str, place: Path) -> Scenario:
+def _parse_scenario(text: str, path: Path) -> Scenario:
     """Read the request and the constraints of a scenario, which stand under headings."""
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
@@ -103,7 +103,7 @@ def _parse_scenario(text: str, place: Path) -> Scenario:
         section = _SECTIONS.get(heading[2].casefold().rstrip(" :")) if heading else None
         if heading and section:
             if section in parts:
-                raise InputError(f"{place}: the heading {heading[2]!r} stands twice")
+                raise InputError(f"{path}: the heading {heading[2]!r} stands twice")
             lines = parts.setdefault(section, [])
             level = len(heading[1])
         elif heading and "constraints" in parts and len(heading[1]) <= level:
@@ -112,52 +112,52 @@ def _parse_scenario(text: str, place: Path) -> Scenario:
             lines.append(line)
     request = "\n".join(parts.get("request", [])).strip()
     if not request:
-        raise InputError(f"{place}: no request: it stands under a heading `Request`")
+        raise InputError(f"{path}: no request: it stands under a heading `Request`")
     lines = parts.get("constraints", [])
-    constraints = read_constraints(lines, place)
+    constraints = read_constraints(lines, path)
     is_prose = not constraints and any(line.strip() for line in lines)
-    remark = f"{place}: no constraint was read: they stand in a list, and there is none"
+    remark = f"{path}: no constraint was read: they stand in a list, and there is none"
     return Scenario(request=request, constraints=constraints, remark=remark if is_prose else "")
 
 
-def _read_parameters(place: Path) -> dict[str, Any]:
+def _read_parameters(path: Path) -> dict[str, Any]:
     """Read the parameters file of a scenario. Raise InputError where one is malformed."""
     import json
 
     from stream.codec import read_document
 
-    value = read_document(place)
+    value = read_document(path)
     if not isinstance(value, dict):
-        raise InputError(f"{place}: expected an object")
+        raise InputError(f"{path}: expected an object")
     id_ = value.get("scenario_id", UNKNOWN)
     if not isinstance(id_, str) or not id_:
-        raise InputError(f"{place}: $.scenario_id: expected text")
+        raise InputError(f"{path}: $.scenario_id: expected text")
     for key in NUMBERS:
         if not isinstance(value.get(key), int | float | None) or isinstance(value.get(key), bool):
-            raise InputError(f"{place}: $.{key}: expected a number")
+            raise InputError(f"{path}: $.{key}: expected a number")
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise InputError(f"{place}: half of a surrogate pair is no text") from None
+        raise InputError(f"{path}: half of a surrogate pair is no text") from None
     for key, known in (("workspace_mode", tuple(_MODES)), ("capture_mode", _CAPTURES)):
         if key in value and value[key] not in known:
-            raise InputError(f"{place}: $.{key}: expected one of {', '.join(known)}")
+            raise InputError(f"{path}: $.{key}: expected one of {', '.join(known)}")
     return value
 
 
-def _read_text_file(place: Path) -> str:
+def _read_text_file(path: Path) -> str:
     """Read a text file of a scenario of bounded size. Raise InputError."""
     try:
-        with place.open("rb") as file:
+        with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except OSError as error:
-        raise InputError(f"{place}: {os_reason(error)}") from None
+        raise InputError(f"{path}: {os_reason(error)}") from None
     if len(data) > LARGEST:
-        raise InputError(f"{place}: larger than {LARGEST} bytes")
+        raise InputError(f"{path}: larger than {LARGEST} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"{place}: invalid UTF-8 at byte {error.start}") from None
+        raise InputError(f"{path}: invalid UTF-8 at byte {error.start}") from None
 
 
 # --- the list of constraints ----------------------------------------------------------------------
@@ -185,16 +185,16 @@ class _ConstraintItem(Struct):
     rule: list[str] = field(default_factory=list)
 
 
-def read_constraints(lines: Iterable[str], place: Path) -> list[Constraint]:
+def read_constraints(lines: Iterable[str], path: Path) -> list[Constraint]:
     """Read the list of constraints, or raise InputError.
 
     What is no item of the list, nor continues one, is for people.
     """
     found: dict[str, Constraint] = {}
     for number, item in enumerate(_constraint_items(lines), 1):
-        one = _constraint_of_item(item, number, place)
+        one = _constraint_of_item(item, number, path)
         if found.setdefault(one.id, one) != one:
-            raise InputError(f"{place}: the constraint {one.id} stands twice, and differs")
+            raise InputError(f"{path}: the constraint {one.id} stands twice, and differs")
     return list(found.values())
 
 
@@ -239,16 +239,16 @@ def _continue_constraint_item(item: _ConstraintItem, line: str) -> None:
         setattr(item, key[1].lower(), key[2].strip("`*_\"' "))
 
 
-def _constraint_of_item(item: _ConstraintItem, number: int, place: Path) -> Constraint:
+def _constraint_of_item(item: _ConstraintItem, number: int, path: Path) -> Constraint:
     """Return the constraint; one that the contract knows has the rule by which it is checked."""
     name = item.id or f"scenario.{number}"
     if not re.fullmatch(_NAME, name):
-        raise InputError(f"{place}: {name!r} is no id of a constraint: letters, digits, . _ -")
+        raise InputError(f"{path}: {name!r} is no id of a constraint: letters, digits, . _ -")
     if item.type and item.type not in _TYPES:
-        raise InputError(f"{place}: {name}: the type is none of {', '.join(_TYPES)}")
+        raise InputError(f"{path}: {name}: the type is none of {', '.join(_TYPES)}")
     if known := CONSTRAINTS.get(name):
         if item.type not in ("", known.type):
-            raise InputError(f"{place}: {name}: its type is {known.type}, not {item.type}")
+            raise InputError(f"{path}: {name}: its type is {known.type}, not {item.type}")
         return known
     first = name.partition(".")[0]
     kind: ConstraintType = next((kind for kind in _TYPES if kind in (item.type, first)), "other")

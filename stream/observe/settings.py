@@ -19,7 +19,7 @@ from msgspec import Struct
 from stream import __version__
 from stream.errors import OutputError, UsageError, encodable, os_reason, reporting
 from stream.files.append import RecordedFile, create
-from stream.observe.agents import Agent, Version, find_version, launches
+from stream.observe.agents import Agent, Version, find_agent_version, launched_commands
 from stream.observe.scenario import NUMBERS, UNKNOWN, Scenario
 from stream.process.machine import Clock, system_name, utc_timestamp
 from stream.process.messages import Prepare, Start
@@ -201,7 +201,7 @@ class RunSettings(Struct, kw_only=True):
         return Path(os.path.realpath(self.folder)) / HOME
 
     @property
-    def origin(self) -> str:
+    def program_search_folder(self) -> str:
         """Return a folder in which the agent's command can be found before there is a workspace."""
         if self.workspace_mode == "here":
             return str(self.workspace)
@@ -212,24 +212,24 @@ class RunSettings(Struct, kw_only=True):
         path = os.environ.get("PATH", os.defpath)
         return Prepare(os.fsencode(self.wrappers_folder), list(self.wrap), os.fsencode(path))
 
-    async def find_version(self) -> Version:
+    async def find_agent_version(self) -> Version:
         """Find out in which version the agent will be started."""
-        return await find_version(self.agent, self.program_place)
+        return await find_agent_version(self.agent, self.program_path)
 
-    def foreign_files(self, own: Collection[str], *, has_evidence: bool) -> list[str]:
+    def foreign_files(self, recorded: Collection[str], *, has_evidence: bool) -> list[str]:
         """Name what lies in the run folder, and is none of these files nor evidence: somebody else
         put it there."""
-        files = {*own, EVENTS_FILE, HOME, *(EVIDENCE_FILES if has_evidence else ())}
+        files = {*recorded, EVENTS_FILE, HOME, *(EVIDENCE_FILES if has_evidence else ())}
         if self.workspace_mode != "here":
             files.add(WORKSPACE)
         folders = {name.rpartition("/")[0] for name in files} - {""}
         found = []
-        for place in ("", *sorted(folders)):
+        for folder in ("", *sorted(folders)):
             try:
-                inside = sorted(one.name for one in (self.folder / place).iterdir())
+                inside = sorted(one.name for one in (self.folder / folder).iterdir())
             except OSError:  # that it is no folder any more is said of what was in it
                 continue
-            names = [f"{place}/{name}" if place else name for name in inside]
+            names = [f"{folder}/{name}" if folder else name for name in inside]
             found += [name for name in names if name not in files and name not in folders]
         return [encodable(name) for name in found]
 
@@ -237,16 +237,16 @@ class RunSettings(Struct, kw_only=True):
     def is_verbose(self) -> bool:
         """Return whether the agent was asked to be verbose."""
         words = [os.fsdecode(word) for word in self.argv]
-        return any("--verbose" in launch.words[1:] for launch in launches(words))
+        return any("--verbose" in launch.words[1:] for launch in launched_commands(words))
 
     @property
-    def program_place(self) -> Path | None:
+    def program_path(self) -> Path | None:
         """Return the file of the agent, where its version can be looked up."""
         if self.agent_program is None:
             return None
-        return Path(self.origin, self.agent_program)
+        return Path(self.program_search_folder, self.agent_program)
 
-    def metadata(self, version: Version, clock: Clock) -> RunMetadata:
+    def run_metadata(self, version: Version, clock: Clock) -> RunMetadata:
         """Describe the run for metadata.json."""
         see = self.capture_policy.value
         return RunMetadata(
@@ -282,7 +282,9 @@ class RunSettings(Struct, kw_only=True):
             "wrappers": "on" if self.wrap else "off",
         }
 
-    def trace(self, version: Version, clock: Clock, write: Callable[[bytes], object]) -> EventTrace:
+    def start_trace(
+        self, version: Version, clock: Clock, write: Callable[[bytes], object]
+    ) -> EventTrace:
         """Start the trace of the run, whose lines go to `write`."""
         scenario, see = self.scenario, self.capture_policy.value
         context = {
@@ -382,8 +384,8 @@ def check_source_folder(source: Path) -> Path:
 def runs_beside(folder: Path) -> list[Path]:
     """List the run folders beside this one, which are no part of what an agent works on; or the
     folder of them, where nothing else lies in it."""
-    beside = [place for place in folder.parent.iterdir() if place.name != ".gitignore"]
-    runs = [place for place in beside if place == folder or _is_run_folder(place)]
+    beside = [found for found in folder.parent.iterdir() if found.name != ".gitignore"]
+    runs = [found for found in beside if found == folder or _is_run_folder(found)]
     return [folder.parent] if len(runs) == len(beside) else runs
 
 
@@ -395,7 +397,7 @@ def _is_run_folder(folder: Path) -> bool:
         return False
 
 
-def leads_out(name: str) -> bool:
+def leads_out_of_folder(name: str) -> bool:
     """Return whether a relative path leaves the folder that it starts from: in a copy of it
     something else is there."""
     return os.path.normpath(name).split("/")[0] == ".."
@@ -405,7 +407,7 @@ def find_program(name: str, source: Path | None) -> str | None:
     """Return what a shell in the workspace would start, executable or not; what is not there, or
     leads out of it, as a shell here would. `source`: what is or will be in the workspace."""
     if "/" in name:
-        if source is not None and not leads_out(name) and os.path.lexists(source / name):
+        if source is not None and not leads_out_of_folder(name) and os.path.lexists(source / name):
             return name
         return os.path.abspath(name)  # noqa: PTH100
     return shutil.which(name) or shutil.which(name, os.F_OK)

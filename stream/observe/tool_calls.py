@@ -66,24 +66,26 @@ class ToolCallRecorder:
     def sources(self) -> list[Source]:
         """Return the channels and, where one was named, the decision log."""
         return [
-            LenientSource(Deferred(self._is_prepared, lambda: self._channels), self._lose_channels),
             LenientSource(
-                Deferred(self._is_prepared, lambda: self._decisions), self._lose_decisions
+                Deferred(self._is_prepared, lambda: self._channels), self._record_lost_channels
+            ),
+            LenientSource(
+                Deferred(self._is_prepared, lambda: self._decisions), self._record_lost_decisions
             ),
         ]
 
     def transformers(self) -> list[Transformer]:
         """Return what makes events of what is told."""
-        return [LenientTransformer(self.collector, self._lose_channels)]
+        return [LenientTransformer(self.collector, self._record_lost_channels)]
 
     def end(self) -> None:
-        """Say that nobody of the agent's tree is left."""
+        """Tell the channels of tool calls that nobody of the agent's tree is left."""
         self._channels.end()
         if self._decisions is not None:
             self._decisions.end()
 
     def close(self) -> None:
-        """Close the channels, however the run ended."""
+        """Close the channels of tool calls, however the run ended."""
         self._channels.close()
         if self._decisions is not None:
             self._decisions.close()
@@ -96,9 +98,9 @@ class ToolCallRecorder:
         for sentence in self._decisions.warnings if self._decisions is not None else ():
             self._warn(sentence)
 
-    def _lose_channels(self, why: str) -> None:
+    def _record_lost_channels(self, why: str) -> None:
         self.collector.record_drop(DroppedInput("sdk", "unread", 1, f"the SDK layer: {why}"))
 
-    def _lose_decisions(self, why: str) -> None:
+    def _record_lost_decisions(self, why: str) -> None:
         sentence = f"--policy {self.policy_log}: {why}"
         self.collector.record_drop(DroppedInput(POLICY, "unread", 1, sentence))

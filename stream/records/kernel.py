@@ -105,8 +105,8 @@ class RawCapture(Record, tag=RAW_CAPTURE, kw_only=True):
     aside: dict[str, Count] | UnsetType = UNSET
 
 
-def taint(capture: RawCapture) -> None:
-    """Note that what was lost may have been anybody's: no control group is clean then."""
+def mark_cgroup_partial(capture: RawCapture) -> None:
+    """Lower a capture's control group to partial where events were lost: they may be anybody's."""
     lost = f"{capture.dropped} events were lost, and whose they were" if capture.dropped else ""
     reasons = [reason for reason in (lost, capture.unknown_loss) if reason]
     if reasons and capture.cgroup != "failed":

@@ -15,7 +15,13 @@ from msgspec import Struct
 from stream.codec import join_lines
 from stream.errors import OutputError, reporting
 from stream.files.append import AppendFile, write_all
-from stream.files.targets import STDOUT, descriptor_by_name, is_regular_target, open_alone, partial
+from stream.files.targets import (
+    STDOUT_TARGET,
+    descriptor_by_name,
+    is_regular_target,
+    open_alone,
+    partial,
+)
 from stream.pipeline import Batch, Write
 from stream.records.control import BOUNDARY, LINES, Control, sentence
 
@@ -74,7 +80,7 @@ def _tell(text: str) -> None:
 
 
 def _writer(target: str, is_whole: Callable[[], bool]) -> AbstractAsyncContextManager[WriteBytes]:
-    if target == STDOUT or not is_regular_target(target):
+    if target == STDOUT_TARGET or not is_regular_target(target):
         return _device_writer(target)
     return _file_writer(target, is_whole)
 
@@ -87,7 +93,7 @@ async def _device_writer(target: str) -> AsyncIterator[WriteBytes]:
     that waits for it is left behind.
     """
 
-    place = "stdout" if target == STDOUT else target
+    place = "stdout" if target == STDOUT_TARGET else target
 
     async def write(data: bytes) -> None:
         """Write data in a thread, which an interrupt leaves behind."""
@@ -95,7 +101,7 @@ async def _device_writer(target: str) -> AsyncIterator[WriteBytes]:
             await to_thread.run_sync(write_all, fd, data, abandon_on_cancel=True)
 
     fd = 1
-    if target != STDOUT:
+    if target != STDOUT_TARGET:
         with reporting(place, OutputError):
             fd = await to_thread.run_sync(_open_device, target, abandon_on_cancel=True)
     try:

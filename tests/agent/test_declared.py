@@ -13,18 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.observe.agent_output import ANSWER, NAME, TOOLS, Declared, _Items, read_declared
+from stream.observe.agent_output import (
+    ANSWER,
+    NAME,
+    TOOLS,
+    DeclaredOutput,
+    _ArraySplitter,
+    read_declared,
+)
 
 DATA = Path(__file__).parent.parent / "data/claude"
 _STATUS = "API Error: 529 stub 529. This is a server-side issue"
 
 
-def answer_text(declared: Declared) -> str:
+def answer_text(declared: DeclaredOutput) -> str:
     assert declared.answer is not None
     return declared.answer.text
 
 
-def written(folder: Path, data: bytes | str) -> Declared:
+def written(folder: Path, data: bytes | str) -> DeclaredOutput:
     path = folder / "stdout.txt"
     path.write_bytes(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data)
     return read_declared(path)
@@ -134,7 +141,7 @@ def test_a_torn_last_line_is_a_problem(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", " \n\t\n", "\n" * 100_000])
 def test_blank_is_empty(tmp_path: Path, text: str) -> None:
-    assert written(tmp_path, text) == Declared(mode="empty")
+    assert written(tmp_path, text) == DeclaredOutput(mode="empty")
 
 
 def test_blank_for_long_and_then_text_is_text(tmp_path: Path) -> None:
@@ -143,7 +150,7 @@ def test_blank_for_long_and_then_text_is_text(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_states_why(tmp_path: Path) -> None:
     declared = read_declared(tmp_path / "nowhere")
-    assert declared == Declared(mode="unreadable", reason="no such file or directory")
+    assert declared == DeclaredOutput(mode="unreadable", reason="no such file or directory")
     assert read_declared(tmp_path).mode == "unreadable"
 
 
@@ -227,7 +234,7 @@ def test_half_of_a_surrogate_pair_is_a_problem(tmp_path: Path) -> None:
 @given(st.integers(1, 400), st.sampled_from(["success", "background"]))
 def test_an_array_is_cut_into_its_objects_at_any_block(size: int, name: str) -> None:
     data = (DATA / f"{name}.verbose.json").read_bytes()
-    items = _Items()
+    items = _ArraySplitter()
     found = [
         item
         for start in range(0, len(data), size)

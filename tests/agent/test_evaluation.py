@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.observe.agent_output import ANSWER, AgentAnswer, Declared, read_declared
+from stream.observe.agent_output import ANSWER, AgentAnswer, DeclaredOutput, read_declared
 from stream.observe.constraints import (
     JSON_ONLY,
     LONGEST,
@@ -40,10 +40,12 @@ PYTEST = Command("pytest", "test", "2026-01-02T03:04:05Z")
 LS = Command("ls", "other", "2026-01-02T03:04:05Z")
 
 
-def answered(text: str, mode: Literal["text", "json"] = "text", is_cut: bool = False) -> Declared:
+def answered(
+    text: str, mode: Literal["text", "json"] = "text", is_cut: bool = False
+) -> DeclaredOutput:
     data = text.encode("utf-8", "surrogatepass")
     answer = AgentAnswer(text, len(data), hashlib.sha256(data).hexdigest(), is_cut)
-    return Declared(mode=mode, answer=answer, results=1)
+    return DeclaredOutput(mode=mode, answer=answer, results=1)
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def evaluated(
     changes: Sequence[ChangedPath | str] = (),
     complete: bool = True,
     commands: Sequence[Command] | None = (),
-    declared: Declared | None = None,
+    declared: DeclaredOutput | None = None,
     mode: CaptureMode = "full",
     why: str = "wrappers disabled",
 ) -> Evaluation:
@@ -124,14 +126,17 @@ def test_json_only_cites_the_answer(patch: Path) -> None:
     ("declared", "reason"),
     [
         (None, "the output is not kept"),
-        (Declared(mode="empty"), "nothing was printed"),
-        (Declared(mode="unreadable", reason="permission denied"), "unreadable: permission denied"),
-        (Declared(mode="stream-json"), "no final answer was declared"),
+        (DeclaredOutput(mode="empty"), "nothing was printed"),
+        (
+            DeclaredOutput(mode="unreadable", reason="permission denied"),
+            "unreadable: permission denied",
+        ),
+        (DeclaredOutput(mode="stream-json"), "no final answer was declared"),
         (answered("{", is_cut=True), "too long to be judged"),
     ],
 )
 def test_json_only_is_unknown_without_a_whole_answer(
-    patch: Path, declared: Declared | None, reason: str
+    patch: Path, declared: DeclaredOutput | None, reason: str
 ) -> None:
     found = check(evaluated(patch, declared=declared), JSON_ONLY)
     assert found.status == "unknown"
@@ -233,16 +238,16 @@ def test_an_emoji_fails_whatever_else_is_missing(patch: Path) -> None:
     ("declared", "complete", "status"),
     [
         (answered("fine"), True, "pass"),
-        (Declared(mode="empty"), True, "pass"),
+        (DeclaredOutput(mode="empty"), True, "pass"),
         (answered("fine"), False, "unknown"),
         (answered("fine", is_cut=True), True, "unknown"),
-        (Declared(mode="stream-json"), True, "unknown"),
-        (Declared(mode="unreadable"), True, "unknown"),
+        (DeclaredOutput(mode="stream-json"), True, "unknown"),
+        (DeclaredOutput(mode="unreadable"), True, "unknown"),
         (None, True, "unknown"),
     ],
 )
 def test_no_emoji_needs_the_whole_answer_and_the_whole_diff(
-    patch: Path, declared: Declared | None, complete: bool, status: Status
+    patch: Path, declared: DeclaredOutput | None, complete: bool, status: Status
 ) -> None:
     assert check(evaluated(patch, declared=declared, complete=complete), NO_EMOJIS).status == status
 
@@ -622,10 +627,12 @@ def test_evidence_is_bounded_and_visible(
     patch.write_bytes(b"+++ b/" + name + b"\n@@ -1 +1 @@\n+" + texts[1].encode() + b"\n")
     answer = AgentAnswer(texts[2], numbers[0], SHA, is_cut=kind == "cut")
     declared = {
-        "said": Declared(mode="text", answer=answer),
-        "cut": Declared(mode="text", answer=answer),
-        "refused": Declared(mode="json", answer=answer, denials=numbers[1] + 1, denied_tools=texts),
-        "unreadable": Declared(mode="unreadable", reason=texts[3]),
+        "said": DeclaredOutput(mode="text", answer=answer),
+        "cut": DeclaredOutput(mode="text", answer=answer),
+        "refused": DeclaredOutput(
+            mode="json", answer=answer, denials=numbers[1] + 1, denied_tools=texts
+        ),
+        "unreadable": DeclaredOutput(mode="unreadable", reason=texts[3]),
         "none": None,
     }[kind]
     commands = None if logged is None else [Command(texts[4], kind, texts[5]) for kind in logged]

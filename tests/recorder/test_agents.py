@@ -15,7 +15,7 @@ import pytest
 
 from stream.errors import UsageError
 from stream.observe import agents
-from stream.observe.agents import Version, find_version, identify_agent, read_version
+from stream.observe.agents import Version, find_agent_version, identify_agent, read_program_version
 from tests.cli.command import Place, processes_naming, write_script
 from tests.recorder.runs import Run, observe
 
@@ -86,7 +86,7 @@ def test_who_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     source.write_text("#include <unistd.h>\nint main(void) { for (;;) pause(); }\n")
     subprocess.run(["gcc", "-o", claude, source], check=True)
     monkeypatch.setattr(agents, "PATIENCE", 0.1)
-    assert anyio.run(agents.ask_version, claude) is None
+    assert anyio.run(agents.ask_program_version, claude) is None
     assert processes_naming(str(claude)) == []
 
 
@@ -134,7 +134,7 @@ def test_a_package_speaks_for_its_own_programs_only(
     write_package(tmp_path, name, version)  # type: ignore[arg-type]  # whatever stands there
     (tmp_path / "bin").mkdir()
     program = write_script(tmp_path / "bin" / "codex", "")
-    assert read_version(program, OURS) == expected
+    assert read_program_version(program, OURS) == expected
 
 
 def test_other_files_that_state_a_version(tmp_path: Path) -> None:
@@ -143,17 +143,17 @@ def test_other_files_that_state_a_version(tmp_path: Path) -> None:
     versions.mkdir(parents=True)
     (versions / "2.1.327").write_text("")
     (tmp_path / "claude-link").symlink_to(versions / "2.1.327")
-    assert read_version(tmp_path / "claude-link", "@anthropic-ai/claude-code") == "2.1.327"
+    assert read_program_version(tmp_path / "claude-link", "@anthropic-ai/claude-code") == "2.1.327"
     (tmp_path / "claude.version").write_text("2.1.326 (Claude Code)\n")
-    assert read_version(tmp_path / "claude", "@anthropic-ai/claude-code") == "2.1.326"
+    assert read_program_version(tmp_path / "claude", "@anthropic-ai/claude-code") == "2.1.326"
     (tmp_path / "claude.version").write_bytes(b"\xff")
-    assert read_version(tmp_path / "claude", "@anthropic-ai/claude-code") is None
+    assert read_program_version(tmp_path / "claude", "@anthropic-ai/claude-code") is None
     (tmp_path / "bin").mkdir()
     site = tmp_path / "lib/python3.12/site-packages"
     (site / "aider_chat-0.86.2.dist-info").mkdir(parents=True)
-    assert read_version(tmp_path / "bin/aider", "aider-chat") == "0.86.2"
+    assert read_program_version(tmp_path / "bin/aider", "aider-chat") == "0.86.2"
     (site / "aider_chat-0.86.3.dist-info").mkdir()
-    assert read_version(tmp_path / "bin/aider", "aider-chat") is None
+    assert read_program_version(tmp_path / "bin/aider", "aider-chat") is None
 
 
 def test_what_is_declared_is_marked(place: Place) -> None:
@@ -293,7 +293,9 @@ def test_a_declaration_is_refused_by_name() -> None:
 def test_an_unknown_program_is_not_asked() -> None:
     """Though it is a native one, and would answer."""
     agent = identify_agent([sys.executable, "-c", ""])
-    assert anyio.run(find_version, agent, Path(sys.executable)) == Version("unknown", "unknown")
+    assert anyio.run(find_agent_version, agent, Path(sys.executable)) == Version(
+        "unknown", "unknown"
+    )
 
 
 def test_an_agent_is_verbose_behind_a_launcher_as_well(place: Place) -> None:

@@ -27,7 +27,7 @@ from stream.pipeline import Batch, Out
 from stream.process.cgroup import current_cgroup
 from stream.process.messages import Start
 from stream.records.control import TELEMETRY, Gap
-from stream.records.kernel import RawCapture, Telemetry, taint
+from stream.records.kernel import RawCapture, Telemetry, mark_cgroup_partial
 from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.decode import RingDecoder
 from stream.sources.kernel.loader import Attachment, attach_feed_programs, wake_threshold
@@ -148,7 +148,7 @@ def _describe_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> No
     }
     capture.cgroup_reasons = [reason for reason, is_true in reasons.items() if is_true]
     capture.cgroup = "partial" if capture.cgroup_reasons else "clean"
-    taint(capture)
+    mark_cgroup_partial(capture)
 
 
 def _has_other_members(cgroup: Path, guard: int) -> bool:
