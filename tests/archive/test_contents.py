@@ -182,8 +182,8 @@ def test_each_spoiled_file_has_its_finding(
 
 
 def test_a_clean_correlation_of_nothing_is_a_warning(files: Files, tmp_path: Path) -> None:
-    report = json.loads(files[CORRELATION_FILE])
-    spoiled = json.dumps({**report, "bindings": []}, separators=(",", ":")).encode()
+    correlation = json.loads(files[CORRELATION_FILE])
+    spoiled = json.dumps({**correlation, "bindings": []}, separators=(",", ":")).encode()
     report = verify(
         write_files_as_archive(tmp_path / "x.tar.gz", {**files, CORRELATION_FILE: spoiled})
     )

@@ -62,7 +62,7 @@ class Place:
     root: Path
     env: dict[str, str]
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    error_texts: list[str] = field(default_factory=list)
 
     @property
     def workspace(self) -> Path:
@@ -96,7 +96,7 @@ class Place:
     def finish(self, process: subprocess.Popen[bytes], data: bytes | None = None) -> Done:
         out, err = process.communicate(data, timeout=PATIENCE)
         text = (err or b"").decode(errors="replace")
-        self.said.append(text)
+        self.error_texts.append(text)
         return Done(process.returncode, out or b"", text)
 
     def stream(
@@ -107,13 +107,13 @@ class Place:
         cwd: Path | None = None,
         **how: Any,
     ) -> Done:
-        """Run a command to its end. It is a fork of an interpreter, unless a test says how it is to
-        be started: `start` and `finish` always start the installed program."""
+        """Run a command to its end. It is a fork of an interpreter, unless a test gives how it is
+        to be started: `start` and `finish` always start the installed program."""
         more = env or {}
         if not how and not any(name.startswith(_OF_INTERPRETER) for name in more):
             words, given = [*map(str, args)], {**self.env, **more}
             code, out, err = run_forked(words, given, cwd or self.workspace, data, PATIENCE)
-            self.said.append(text := err.decode(errors="replace"))
+            self.error_texts.append(text := err.decode(errors="replace"))
             return Done(code, out, text)
         if data is not None:
             how["stdin"] = subprocess.PIPE

@@ -32,7 +32,9 @@ def check_place(place: Place) -> None:
             process.communicate()
             pytest.fail(f"{process.args!r} is still running")
     assert not place.left()
-    assert not [text for text in place.said if "Traceback" in text or "Exception ignored" in text]
+    assert not [
+        text for text in place.error_texts if "Traceback" in text or "Exception ignored" in text
+    ]
 
 
 @pytest.fixture

@@ -132,9 +132,9 @@ def test_a_full_disk(place: Place) -> None:
         "matrix", "--probes", folder, "--repeat", "200", "-o", disk / "out", argv0=unshared
     )
     assert done.code == 2
-    said = done.err.splitlines()
-    assert f"stream: {disk}/out: no space left on device" in said
-    assert len(said) == 2
+    outcome = done.err.splitlines()
+    assert f"stream: {disk}/out: no space left on device" in outcome
+    assert len(outcome) == 2
     assert [path.name for path in (place.root / "kept").iterdir()] == ["out.partial"]
     data = (place.root / "kept" / "out.partial").read_bytes()
     assert data.endswith(b"\n")
@@ -170,8 +170,8 @@ except typer.Exit as ending:
     sys.exit(ending.exit_code)
 """
     done = place.stream(argv0=(sys.executable, "-c", script))
-    said = (done.code, done.out, done.err)
-    assert said == (128 + number, b"asked to stop\ncleaned up\n", "stream: interrupted\n")
+    outcome = (done.code, done.out, done.err)
+    assert outcome == (128 + number, b"asked to stop\ncleaned up\n", "stream: interrupted\n")
 
 
 def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> None:
@@ -182,7 +182,7 @@ def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> 
     missing = "no such file or directory"
     with (place.workspace / "busy.partial").open() as busy:
         fcntl.flock(busy, fcntl.LOCK_EX)
-        for words, said in (
+        for words, outcome in (
             (["-o", "none/out"], f"none/out: {missing}"),
             (["-o", "out", "--reject", "none/out"], f"none/out: {missing}"),
             (["-o", ".."], "..: is a directory"),
@@ -192,7 +192,7 @@ def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> 
             (["-o", "busy"], "busy.partial: another run is writing it"),
         ):
             done = place.stream("matrix", "--probes", folder, *words)
-            assert (done.code, done.err) == (2, f"stream: {said}\n")
+            assert (done.code, done.err) == (2, f"stream: {outcome}\n")
     assert not (place.root / "ran").exists()
     assert {path.name for path in place.workspace.iterdir()} == {
         "taken.partial",
@@ -223,7 +223,7 @@ def test_a_failure_before_anyone_watches(place: Place) -> None:
     assert done.code == 1
     assert done.err.splitlines()[-1] == "RuntimeError: not to be had"
     assert not place.left()
-    place.said.clear()  # a traceback it is, for what nobody can foresee
+    place.error_texts.clear()  # a traceback it is, for what nobody can foresee
 
 
 def test_an_output_file_is_replaced_when_it_is_whole(place: Place) -> None:
@@ -310,7 +310,7 @@ def test_a_quiet_matrix(place: Place) -> None:
     assert "exited with status 3" in done.err
 
 
-def interrupted(
+def interrupt_run(
     place: Place, number: signal.Signals, command: tuple[str, ...] = ("matrix",), times: int = 1
 ) -> Done:
     """A run that is hit while a probe is known to be running."""
@@ -326,11 +326,11 @@ def interrupted(
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "expected"),
     [("listen", "2 records of 1 probe"), ("validate", "2 in = 2 out"), ("check", "2 in = 2 out")],
 )
-def test_a_reader_hears_its_writer_out(place: Place, command: str, told: str) -> None:
-    """Ctrl-C goes to both: what the writer says before it ends is read, and told of."""
+def test_a_reader_reads_its_writer_to_the_end(place: Place, command: str, expected: str) -> None:
+    """Ctrl-C goes to both: what the writer prints before it ends is read, and reported."""
     record = place.stream("matrix", "--probes", place.probes(a="")).out
     process = place.start(command, "-", stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -341,7 +341,7 @@ def test_a_reader_hears_its_writer_out(place: Place, command: str, told: str) ->
     process.send_signal(signal.SIGINT)
     done = place.finish(process, record)
     assert done.code == 130
-    assert told in (first + done.out).decode() + done.err
+    assert expected in (first + done.out).decode() + done.err
     assert done.err.splitlines()[-1] == "stream: interrupted"
 
 
@@ -349,7 +349,7 @@ def test_a_reader_hears_its_writer_out(place: Place, command: str, told: str) ->
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals(place: Place, number: signal.Signals, times: int) -> None:
     """The impatient, who signal again, do not break the clean-up."""
-    done = interrupted(place, number, times=times)
+    done = interrupt_run(place, number, times=times)
     assert done.code == 128 + number
     assert done.err.splitlines()[-1] == "stream: interrupted"
     assert "Traceback" not in done.err
@@ -382,7 +382,7 @@ def test_what_had_finished_is_kept(place: Place, words: list[str]) -> None:
 
 def test_nothing_had_finished(place: Place) -> None:
     """It may come before there is a loop to hear it, and then nothing was begun."""
-    done = interrupted(place, signal.SIGINT, ("matrix", "--jobs=1", "--probe=b"))
+    done = interrupt_run(place, signal.SIGINT, ("matrix", "--jobs=1", "--probe=b"))
     *more, last = done.err.splitlines()
     assert more in ([], ["stopped: 0 of 1 cells = 0 records"])
     assert last == "stream: interrupted"
@@ -390,7 +390,7 @@ def test_nothing_had_finished(place: Place) -> None:
 
 @pytest.mark.parametrize("command", [("gate",), ("probe", "b")])
 def test_signals_to_other_commands(place: Place, command: tuple[str, ...]) -> None:
-    done = interrupted(place, signal.SIGTERM, command)
+    done = interrupt_run(place, signal.SIGTERM, command)
     assert (done.code, done.out, done.err) == (143, b"", "stream: interrupted\n")
 
 
@@ -448,7 +448,7 @@ def test_a_killed_run_leaves_whole_lines(place: Place) -> None:
 
 
 def test_where_send_is_refused(place: Place) -> None:
-    """Threads tell asyncio by send(2) that they are done: without it nothing must wait forever."""
+    """Threads wake asyncio by send(2) when they are done: without it nothing must wait forever."""
     launcher = (sys.executable, str(Path(__file__).parents[1] / "no_send.py"), STREAM)
     done = place.stream("matrix", "--probes", place.probes(a=""), "-o", "out", argv0=launcher)
     assert done.code == 0, done.err

@@ -111,7 +111,7 @@ def test_what_came_with_the_records_reads_no_other_file(place: Place, descriptor
     folder.mkdir()
     (folder / "events.jsonl").write_bytes(b"")
     (folder / "boundary.ndjson").write_bytes(data)
-    (folder / NAMED).write_bytes(descriptor.read_bytes())  # which names a file beside it
+    (folder / NAMED).write_bytes(descriptor.read_bytes())  # which names a file next to it
     (folder / "pattern.json").write_text(json.dumps(pattern("boundary_event_v2")))
     done = place.stream("verify", folder)
     assert done.code == 1

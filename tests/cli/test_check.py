@@ -1,4 +1,4 @@
-"""stream check: a run folder, a file, a filter; what it says where, and how it exits."""
+"""stream check: a run folder, a file, a filter; what it prints where, and how it exits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRONG = GOOD.replace(b'"environment":"local"', b'"environment":"lab"', 1)
 PLAIN = b'{"schema": "somebody.else.v1",  "x": [1, 2.50]}\n'
 
 
-def test_a_good_file_says_nothing_on_stdout(place: Place) -> None:
+def test_a_good_file_prints_nothing_on_stdout(place: Place) -> None:
     for name, data in (("events.jsonl", GOOD), ("p", _published())):
         (place.workspace / name).write_bytes(data)
         done = place.stream("check", name)
@@ -87,11 +87,11 @@ def test_a_run_folder(place: Place) -> None:
 
 def test_lines_that_nobody_knows_are_no_yes(place: Place) -> None:
     foreign = b'{"a":1}\n{"schema":"their.v1"}\n'
-    said = "check: not checked: 2 lines of unknown contracts"
+    message = "check: not checked: 2 lines of unknown contracts"
     for data, code in ((foreign, 1), (foreign + GOOD, 0)):
         done = place.stream("check", "-", data=data)
         assert (done.code, done.out) == (code, data)
-        assert said in done.err
+        assert message in done.err
 
 
 def test_the_profile(place: Place) -> None:

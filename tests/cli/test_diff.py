@@ -25,7 +25,7 @@ OPENAI, GEMINI = ASSAY / "archives/openai-1.tar.gz", ASSAY / "archives/gemini-1.
 CUT = "the gzip data ends too early"
 
 
-def changed(place: Place, where: str = "changed", **fields: Any) -> Path:
+def write_changed(place: Place, where: str = "changed", **fields: Any) -> Path:
     """A folder with the golden artifacts, and another surface."""
     folder = place.root / where
     shutil.copytree(GOLDEN, folder, dirs_exist_ok=True)
@@ -45,7 +45,7 @@ def test_a_terminal_gets_a_table(place: Place) -> None:
     process = place.start("diff", OPENAI, GEMINI, stdout=follower)
     os.close(follower)
     shown = b""
-    while piece := read(leader):
+    while piece := read_terminal(leader):
         shown += piece
     os.close(leader)
     assert place.finish(process).code == 0
@@ -55,7 +55,7 @@ def test_a_terminal_gets_a_table(place: Place) -> None:
     assert "  - 162.159.140.245:443" in text
 
 
-def read(terminal: int) -> bytes:
+def read_terminal(terminal: int) -> bytes:
     try:
         return os.read(terminal, 1 << 16)
     except OSError:  # the other end is closed
@@ -75,7 +75,7 @@ def read(terminal: int) -> bytes:
     ],
 )
 def test_what_ci_asks_for_is_the_exit_code(place: Place, words: list[str], code: int) -> None:
-    head = changed(place, mcp_tools=["read_file", "shell"])
+    head = write_changed(place, mcp_tools=["read_file", "shell"])
     done = place.stream("diff", GOLDEN, head, *words)
     assert done.code == code
     assert done.records[0]["surface"]["mcp_tools"]["added"] == ["shell"]
@@ -100,7 +100,7 @@ def test_broken_evidence_is_a_record_and_exit_1(place: Place) -> None:
     done = place.stream("diff", OPENAI, torn, "--canonical")
     assert (done.code, done.out) == (1, b"")
     assert done.err == f"stream: diff: failed: B: {torn}: the archive is damaged: {CUT}\n"
-    done = place.stream("diff", GOLDEN, changed(place, run_id=""), "--json")
+    done = place.stream("diff", GOLDEN, write_changed(place, run_id=""), "--json")
     assert (done.code, done.records[0]["status"]) == (1, "failed")
 
 
@@ -178,17 +178,19 @@ def test_what_nobody_saw_is_not_the_same(
         assert "layers/kernel.ndjson: 29 lines, the same" in rest
 
 
-def of_paths(place: Place, where: str, *paths: str, **fields: Any) -> Path:
-    return changed(place, where, filesystem_paths=sorted(paths), **fields)
+def write_with_paths(place: Place, where: str, *paths: str, **fields: Any) -> Path:
+    return write_changed(place, where, filesystem_paths=sorted(paths), **fields)
 
 
-def notes(record: Any, code: str) -> list[str]:
+def select_notes(record: Any, code: str) -> list[str]:
     return [note for note in record["notes"] if note.startswith(f"capability_diff_{code}: ")]
 
 
 def test_what_is_to_be_ignored_is_counted_and_compared_nowhere(place: Place) -> None:
-    base = of_paths(place, "a", "/same", "/home/u/.cache/x/1", process_execs=["/bin/a"])
-    head = of_paths(place, "b", "/same", "/home/u/.cache/y/2", "/new", process_execs=["/bin/b"])
+    base = write_with_paths(place, "a", "/same", "/home/u/.cache/x/1", process_execs=["/bin/a"])
+    head = write_with_paths(
+        place, "b", "/same", "/home/u/.cache/y/2", "/new", process_execs=["/bin/b"]
+    )
     words = ("--fail-on", "added-paths,removed-paths,added-execs,removed-execs")
     done = place.stream("diff", base, head, *words, "--ignore", "*/.cache/*", "--ignore", "/new")
     assert done.code == 1
@@ -201,19 +203,19 @@ def test_what_is_to_be_ignored_is_counted_and_compared_nowhere(place: Place) -> 
     (record,) = done.records
     paths = {"added": [], "removed": [], "unchanged": ["/same"]}
     assert record["surface"]["filesystem_paths"] == paths
-    assert notes(record, "ignored") == [
+    assert select_notes(record, "ignored") == [
         "capability_diff_ignored: 2 values match */.cache/*",
         "capability_diff_ignored: 1 values match /new",
         "capability_diff_ignored: 2 values match /bin/?",
         "capability_diff_ignored: 0 values match /none",
     ]
-    assert not notes(record, "idempotent"), "they are the same but for what nobody compared"
+    assert not select_notes(record, "idempotent"), "they are the same but for what nobody compared"
 
 
 def test_what_flaps_among_runs_of_a_kind_is_no_difference(place: Place) -> None:
-    base = of_paths(place, "a", "/same", "/sometimes", "/always")
-    head = of_paths(place, "b", "/same", "/other", "/new")
-    second = of_paths(place, "c", "/same", "/other", "/always", mcp_tools=["t"])
+    base = write_with_paths(place, "a", "/same", "/sometimes", "/always")
+    head = write_with_paths(place, "b", "/same", "/other", "/new")
+    second = write_with_paths(place, "c", "/same", "/other", "/always", mcp_tools=["t"])
     kinds: list[tuple[str | Path, ...]] = [
         *((), ("--baseline", second)),
         ("--baseline", second, "--baseline", base),
@@ -222,23 +224,23 @@ def test_what_flaps_among_runs_of_a_kind_is_no_difference(place: Place) -> None:
         done = place.stream("diff", base, head, *words)
         (record,) = done.records
         found = record["surface"]["filesystem_paths"]
-        flapping = notes(record, "flapping")
+        flapping = select_notes(record, "flapping")
         if not words:
             assert (found["added"], flapping) == (["/new", "/other"], [])
             assert found["removed"] == ["/always", "/sometimes"]
             continue
         assert found == {"added": ["/new"], "removed": ["/always"], "unchanged": ["/same"]}
-        told = "filesystem_paths=2 mcp_tools=1"
+        counts = "filesystem_paths=2 mcp_tools=1"
         runs = 1 + len(words) // 2
         assert flapping == [
-            f"capability_diff_flapping: in some of {runs} runs of a kind, not in all: {told}"
+            f"capability_diff_flapping: in some of {runs} runs of a kind, not in all: {counts}"
         ]
 
 
 def test_that_a_baseline_was_blind_excuses_nothing(place: Place) -> None:
-    """It may have reached what it does not say; what it says, it reached."""
-    base, head = of_paths(place, "a", "/was"), of_paths(place, "b", "/other")
-    blind = of_paths(place, "c", "/other")
+    """It may have reached what it does not list; what it lists, it reached."""
+    base, head = write_with_paths(place, "a", "/was"), write_with_paths(place, "b", "/other")
+    blind = write_with_paths(place, "c", "/other")
     path = next(blind.glob("observation-health-*"))
     health = json.loads(path.read_text())
     path.write_text(json.dumps({**health, "cgroup_correlation": "partial"}))
@@ -260,7 +262,7 @@ def test_a_baseline_that_is_broken_is_no_baseline(place: Place) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal(place: Place, number: signal.Signals) -> None:
     """While it writes more than a pipe holds."""
-    head = changed(place, filesystem_paths=[f"/{'x' * 100}/{n}" for n in range(10_000)])
+    head = write_changed(place, filesystem_paths=[f"/{'x' * 100}/{n}" for n in range(10_000)])
     process = place.start("diff", GOLDEN, head)
     assert process.stdout
     assert os.read(process.stdout.fileno(), 1) == b"{"

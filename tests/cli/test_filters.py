@@ -93,8 +93,8 @@ def test_wrong_use(place: Place, record: bytes, words: list[str], sentence: str)
     assert sentence in done.err
 
 
-def contents(record: bytes) -> dict[str, tuple[bytes, int, str]]:
-    """File -> (what is in it, the exit code of validate, what it says)."""
+def make_contents(record: bytes) -> dict[str, tuple[bytes, int, str]]:
+    """File -> (what is in it, the exit code of validate, what it prints)."""
     one = json.loads(record)
     pretty = json.dumps(one, indent=2).encode()
     wrong = json.dumps({**one, "schema_key": 7}, indent=2).encode()
@@ -116,9 +116,9 @@ def contents(record: bytes) -> dict[str, tuple[bytes, int, str]]:
     }
 
 
-@pytest.mark.parametrize("name", contents(b"{}"))
+@pytest.mark.parametrize("name", make_contents(b"{}"))
 def test_validate_a_file(place: Place, record: bytes, name: str) -> None:
-    data, code, sentence = contents(record)[name]
+    data, code, sentence = make_contents(record)[name]
     (place.workspace / name).write_bytes(data)
     done = place.stream("validate", name)
     assert done.code == code, done.err
@@ -128,7 +128,7 @@ def test_validate_a_file(place: Place, record: bytes, name: str) -> None:
 
 
 def test_validate_several_files(place: Place, record: bytes) -> None:
-    for name, (data, _, _) in contents(record).items():
+    for name, (data, _, _) in make_contents(record).items():
         (place.workspace / name).write_bytes(data)
     done = place.stream("validate", "good.ndjson", "torn", "/dev/null", "pretty.json", "nul")
     assert done.code == 1
@@ -229,7 +229,7 @@ WORDS = [
 ]
 
 
-def emitted(done: Done) -> Any:
+def parse_single_record(done: Done) -> Any:
     assert (done.code, done.err) == (0, "")
     (record,) = done.records
     return record
@@ -237,7 +237,7 @@ def emitted(done: Done) -> Any:
 
 def test_emit_alone(place: Place) -> None:
     (place.workspace / "evidence").write_bytes(b"line\n\xff")
-    record = emitted(
+    record = parse_single_record(
         place.stream(
             "emit", *WORDS, "--message", "--help", "--payload-stderr-file", "evidence",
             "--operation-arg", "--flag", "-", env={"FENCE_SANDBOX_MODE": "read-only"},
@@ -288,7 +288,7 @@ def test_the_helper_alone_finds_stream(place: Place) -> None:
         (own / target.name).symlink_to(target)
     for folder in (Path(helpers), link, own):
         helper = str(folder / "emit-record")
-        record = emitted(place.stream(*WORDS, argv0=(helper,), env=path))
+        record = parse_single_record(place.stream(*WORDS, argv0=(helper,), env=path))
         assert record["probe"]["id"] == "p"
         done = place.stream("--nope", argv0=(helper,), env=path)
         assert (done.code, done.out) == (1, b"")
@@ -310,7 +310,7 @@ def test_memory_is_bounded_on_short_lines(place: Place, command: str, step: int)
     assert done.peak < 80_000_000
 
 
-def test_nobody_can_be_told(place: Place) -> None:
+def test_nobody_reads_stderr(place: Place) -> None:
     """stderr is a full disk: records and answers are what they would have been."""
     folder = place.probes(a="")
     one = place.stream("matrix", "--probes", folder).out
@@ -325,7 +325,7 @@ def test_nobody_can_be_told(place: Place) -> None:
 
 
 def test_a_stream_whose_first_line_is_bad(place: Place) -> None:
-    """It could be the beginning of a document; the lines after it tell."""
+    """It could be the beginning of a document; the lines after it show."""
     one = place.stream("matrix", "--probes", place.probes(a="")).out
     for first in (b"{\n", b"[\n"):
         (place.workspace / "x.ndjson").write_bytes(first + one * 90)

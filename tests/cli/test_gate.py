@@ -55,7 +55,7 @@ REQUIRED = {
 Rule = tuple[str, str, str, str]
 
 
-def required_flags() -> dict[str, Rule]:
+def make_required_rules() -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
     for flag, value in REQUIRED.items():
         name, message = flag.strip("-").replace("-", "_"), f"Missing required flag: {flag}"
@@ -65,7 +65,7 @@ def required_flags() -> dict[str, Rule]:
     return rules
 
 
-#: probe -> (what is replaced, by what, the rule, what its message says)
+#: probe -> (what is replaced, by what, the rule, what its message holds)
 STATIC: dict[str, Rule] = {
     "shebang": ("#!/usr/bin/env bash", "#!/bin/bash", "shebang", "#!/usr/bin/env bash"),
     "shebang_space": ("env bash\n", "env bash \n", "shebang", "first line"),
@@ -87,8 +87,8 @@ STATIC: dict[str, Rule] = {
     "mode_quoted": (MODE, '"--run-mode" "baseline"', "run-mode", "written out"),
     "mode_ansi": (MODE, "--run-mode $'baseline'", "run-mode", "written out"),
     "mode_below": (MODE, "--run-mode \\\n'baseline'", "run-mode", "written out"),
-    "mode_said": (MODE, '--run-mode "$(echo baseline)"', "run-mode", "written out"),
-    "mode_said_bare": (MODE, "--run-mode $(echo baseline)", "run-mode", "written out"),
+    "mode_computed": (MODE, '--run-mode "$(echo baseline)"', "run-mode", "written out"),
+    "mode_computed_bare": (MODE, "--run-mode $(echo baseline)", "run-mode", "written out"),
     "mode_listed": (
         f"{HELPER}  {MODE}",
         f'mode=(\n  --run-mode\n  baseline\n)\n{HELPER}  "${{mode[@]}}"',
@@ -109,7 +109,7 @@ STATIC: dict[str, Rule] = {
     ),
 }
 DYNAMIC: dict[str, Rule] = {
-    **required_flags(),
+    **make_required_rules(),
     "wrong_name": ('--probe-name "$probe_name"', "--probe-name x", "wrong-cell", "probe x"),
     "wrong_mode": ('"$FENCE_RUN_MODE"', '"${X-other}"', "wrong-cell", "mode other"),
     "wrong_capability": (
@@ -156,8 +156,8 @@ LINES = {
     "mode_changed": 8,
     "mode_kept": 8,
     "mode_listed": 8,
-    "mode_said": 8,
-    "mode_said_bare": 8,
+    "mode_computed": 8,
+    "mode_computed_bare": 8,
     "mode_written": 8,
     "name_computed": 5,
     "name_wrong": 4,
@@ -199,7 +199,7 @@ def run(shared: Place, folder: Path) -> Done:
 
 
 @pytest.fixture(scope="module")
-def found(run: Done) -> dict[str, list[Any]]:
+def findings_by_probe(run: Done) -> dict[str, list[Any]]:
     by_probe: dict[str, list[Any]] = {}
     for finding in run.records:
         by_probe.setdefault(Path(finding["source"]).stem, []).append(finding)
@@ -207,22 +207,24 @@ def found(run: Done) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("probe", RULES)
-def test_each_rule(probe: str, found: dict[str, list[Any]], folder: Path) -> None:
+def test_each_rule(probe: str, findings_by_probe: dict[str, list[Any]], folder: Path) -> None:
     _, _, rule, message = RULES[probe]
-    rules = {finding["rule"] for finding in found[probe]}
+    rules = {finding["rule"] for finding in findings_by_probe[probe]}
     if probe in ("name_wrong", "capability_odd"):  # its records cannot be right either
         rules -= {"gate.wrong-cell", "gate.bad-emission"}
     assert rules == {f"gate.{rule}"}
-    (finding,) = (f for f in found[probe] if f["rule"] == f"gate.{rule}")
+    (finding,) = (f for f in findings_by_probe[probe] if f["rule"] == f"gate.{rule}")
     assert message in finding["message"]
     assert finding["source"] == str(folder / f"{probe}.sh")
     assert finding.get("line") == LINES.get(probe)
 
 
-def test_the_good_one_is_good(run: Done, found: dict[str, list[Any]], shared: Place) -> None:
+def test_the_good_one_is_good(
+    run: Done, findings_by_probe: dict[str, list[Any]], shared: Place
+) -> None:
     assert run.code == 1
-    assert "good" not in found
-    assert set(found) == set(RULES)
+    assert "good" not in findings_by_probe
+    assert set(findings_by_probe) == set(RULES)
     assert "… and" in run.err
     assert f"gate: {len(RULES) + 1} probes, " in run.err
     valid = shared.stream("validate", "-", data=run.out)
@@ -285,12 +287,12 @@ def test_a_file_of_another_run_that_ends_meanwhile(
     made = tmp_path / "stream-probe-x-1"
     made.touch()
 
-    def ends(number: str) -> bool:
+    def remove_and_fail(number: str) -> bool:
         made.unlink()
         return False
 
     monkeypatch.setattr(gate, "TEMPORARY", [str(tmp_path)])
-    monkeypatch.setattr(gate, "_is_running", ends)
+    monkeypatch.setattr(gate, "_is_running", remove_and_fail)
     script = Script("p", tmp_path / "p.sh", None, None)
     assert gate._shared_leftovers(script) == set()
 
@@ -335,13 +337,13 @@ def test_a_script_that_is_no_probe_is_found_and_not_run(place: Place) -> None:
 @pytest.mark.parametrize("command", ["probe", "gate"])
 def test_what_is_no_probe(place: Place, command: str) -> None:
     (place.workspace / "x.txt").touch()
-    for name, said in (
+    for name, message in (
         ("./nope.sh", "no such file"),
         ("./nope", "no such file"),
         ("./x.txt", "its name does not end in .sh"),
     ):
         done = place.stream(command, name)
-        assert (done.code, done.err) == (2, f"stream: {name}: {said}\n")
+        assert (done.code, done.err) == (2, f"stream: {name}: {message}\n")
 
 
 def test_names_of_several_folders(place: Place) -> None:

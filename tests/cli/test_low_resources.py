@@ -1,4 +1,4 @@
-"""A machine that has too little of something: one sentence says of what, and never a traceback."""
+"""A machine that has too little of something: one sentence names it, and never a traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.archive.samples import make_artifacts, make_layers
 from tests.cli.command import STREAM, Done, Place
 
 
-def limited(place: Place, limit: str, *words: str) -> Done:
+def run_limited(place: Place, limit: str, *words: str) -> Done:
     """Run stream under a limit of the shell's."""
     return place.stream(*words, argv0=("bash", "-c", f'{limit}; exec "$@"', "limited", STREAM))
 
@@ -24,7 +24,7 @@ def limited(place: Place, limit: str, *words: str) -> Done:
 def test_a_few_descriptors(place: Place, words: str) -> None:
     """Enough for the interpreter, and for little else."""
     for count in (5, 6, 7, 8, *range(9, 22, 3)):
-        done = limited(place, f"ulimit -n {count}", *words.split())
+        done = run_limited(place, f"ulimit -n {count}", *words.split())
         assert "Traceback" not in done.err, (count, done.err)
         assert done.code in (0, 1, 2, 126), (count, done.err)  # 126: it could not start `true`
         assert done.err or done.code == 0, count
@@ -33,7 +33,7 @@ def test_a_few_descriptors(place: Place, words: str) -> None:
 def test_doctor_with_a_few_descriptors(place: Place) -> None:
     """A feed that cannot be tried is one line of its answer."""
     for count in (12, 20, 26, 32):
-        done = limited(place, f"ulimit -n {count}", "doctor")
+        done = run_limited(place, f"ulimit -n {count}", "doctor")
         assert "Traceback" not in done.err, done.err
         assert b"eBPF feed" in done.out, done.err
         assert b"privileges" in done.out, done.err
@@ -51,7 +51,7 @@ def test_little_memory(place: Place) -> None:
     for megabytes in (40, 50, 60, 70, 120):
         limit = f"ulimit -v {megabytes * 1024}"
         for words in (("check", "-"), ("archive", "-", "-o", "a.tar.gz"), ("matrix", "--list")):
-            done = limited(place, limit, *words)
+            done = run_limited(place, limit, *words)
             assert "Traceback" not in done.err, (megabytes, words, done.err)
             assert done.err or done.code == 0, (megabytes, words)
 

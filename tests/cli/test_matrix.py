@@ -17,7 +17,7 @@ MODES = """{"schema_version": "boundary_schema_v1", "key": "two_modes", "pattern
 
 
 @pytest.fixture
-def four(place: Place) -> Path:
+def four_probes(place: Place) -> Path:
     folder = place.probes(b="", a="", c="")
     write_script(folder / "d.sh", probe_text("d", "emit\n", OTHER))
     return folder
@@ -38,17 +38,17 @@ def four(place: Place) -> Path:
         (["--mode", "baseline", "baseline", "--probe", "a"], "a"),
     ],
 )
-def test_selection(place: Place, four: Path, words: list[str], expected: str) -> None:
-    done = place.stream("matrix", "--probes", four, *words)
+def test_selection(place: Place, four_probes: Path, words: list[str], expected: str) -> None:
+    done = place.stream("matrix", "--probes", four_probes, *words)
     assert (done.code, done.ids) == (0, expected.split())
     assert done.err.endswith(f": {len(done.ids)} success\n")
 
 
-def test_modes_are_the_outer_order(place: Place, four: Path) -> None:
+def test_modes_are_the_outer_order(place: Place, four_probes: Path) -> None:
     descriptor = place.root / "two.json"
     descriptor.write_text(MODES)
     done = place.stream(
-        "matrix", "--probes", four, "--boundary", descriptor, "--mode", "tight", "loose",
+        "matrix", "--probes", four_probes, "--boundary", descriptor, "--mode", "tight", "loose",
         "--probe", "b", "a",
     )  # fmt: skip
     cells = [(record["run"]["mode"], record["probe"]["id"]) for record in done.records]
@@ -85,30 +85,32 @@ def test_modes_are_the_outer_order(place: Place, four: Path) -> None:
         (["--probe"], "--probe"),
     ],
 )
-def test_wrong_use(place: Place, four: Path, words: list[str], sentence: str) -> None:
-    done = place.stream("matrix", "--probes", four, *words)
+def test_wrong_use(place: Place, four_probes: Path, words: list[str], sentence: str) -> None:
+    done = place.stream("matrix", "--probes", four_probes, *words)
     assert (done.code, done.out) == (2, b"")
     assert sentence in done.err
     assert not list(place.workspace.iterdir())
 
 
-def test_a_current_folder_that_is_gone(place: Place, four: Path) -> None:
+def test_a_current_folder_that_is_gone(place: Place, four_probes: Path) -> None:
     gone = ("bash", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "gone", STREAM)
     for words in ([], ["--workspace", "."]):
-        done = place.stream("matrix", "--probes", four, *words, argv0=gone)
+        done = place.stream("matrix", "--probes", four_probes, *words, argv0=gone)
         assert (done.code, done.out) == (2, b"")
         assert done.err == "stream: the current folder is gone\n"
-    done = place.stream("matrix", "--probes", four, "--workspace", place.workspace, argv0=gone)
+    done = place.stream(
+        "matrix", "--probes", four_probes, "--workspace", place.workspace, argv0=gone
+    )
     assert (done.code, done.ids) == (0, ["a", "b", "c", "d"])
 
 
-def test_many_cells_share_their_environment(place: Place, four: Path) -> None:
-    done = place.measured("matrix", "--probes", four, "--repeat", "20000", "--list")
+def test_many_cells_share_their_environment(place: Place, four_probes: Path) -> None:
+    done = place.measured("matrix", "--probes", four_probes, "--repeat", "20000", "--list")
     assert (done.code, done.peak < 80 << 20) == (0, True)
 
 
-def test_list_and_what_is_left_out(place: Place, four: Path) -> None:
-    done = place.stream("matrix", "--probes", four, "--list")
+def test_list_and_what_is_left_out(place: Place, four_probes: Path) -> None:
+    done = place.stream("matrix", "--probes", four_probes, "--list")
     assert done.code == 0
     assert done.out.decode().splitlines()[-1].split() == ["d", OTHER]
     macos = Path(__file__).parents[2] / "catalogs" / "macos_codex_v1.json"
@@ -117,40 +119,40 @@ def test_list_and_what_is_left_out(place: Place, four: Path) -> None:
     assert 0 < len(done.out.splitlines()) < 90
 
 
-def test_what_is_no_probe_is_not_run(place: Place, four: Path) -> None:
-    """It lies among them, and says neither what it measures nor that it reports: it is named."""
+def test_what_is_no_probe_is_not_run(place: Place, four_probes: Path) -> None:
+    """It lies among them, and states neither what it measures nor that it reports: it is named."""
     ran = place.root / "ran"
     text = f'#!/usr/bin/env bash\n  # not emit-record\n: >"{ran}"\n'
-    said_only = 'echo "see emit-record"\nprintf "%s\\n" emit-record\n: # emit-record\n'
+    mention = 'echo "see emit-record"\nprintf "%s\\n" emit-record\n: # emit-record\n'
     for name in ("build", "deploy"):
-        write_script(four / f"{name}.sh", text + said_only)
+        write_script(four_probes / f"{name}.sh", text + mention)
     piped = 'echo {} | "${0%/*}/../bin/emit-record" --nope; : "${1#x}"\n'
-    write_script(four / "piped.sh", f"#!/bin/sh\n{piped}")
+    write_script(four_probes / "piped.sh", f"#!/bin/sh\n{piped}")
     kept = 'echo "$("${0%/*}/../bin/emit-record" --nope)"\n'
-    write_script(four / "kept.sh", f"#!/bin/sh\n{kept}")
-    write_script(four / "bare.sh", '#!/bin/sh\n"${0%/*}/../bin/emit-record" --nope\n')
+    write_script(four_probes / "kept.sh", f"#!/bin/sh\n{kept}")
+    write_script(four_probes / "bare.sh", '#!/bin/sh\n"${0%/*}/../bin/emit-record" --nope\n')
     why = "not run: it neither calls emit-record nor declares a capability"
-    said = [f"stream: {four}/{name}.sh: {why}" for name in ("build", "deploy")]
-    for folder in (".", four):
-        done = place.stream("matrix", "--probes", folder, cwd=four)
+    lines = [f"stream: {four_probes}/{name}.sh: {why}" for name in ("build", "deploy")]
+    for folder in (".", four_probes):
+        done = place.stream("matrix", "--probes", folder, cwd=four_probes)
         assert (done.code, done.ids) == (1, ["a", "b", "bare", "c", "d", "kept", "piped"])
-        assert [line.replace(f"{four}/", "") for line in done.err.splitlines()[:2]] == [
-            line.replace(f"{four}/", "") for line in said
+        assert [line.replace(f"{four_probes}/", "") for line in done.err.splitlines()[:2]] == [
+            line.replace(f"{four_probes}/", "") for line in lines
         ]
-    listed = place.stream("matrix", "--probes", four, "--list")
+    listed = place.stream("matrix", "--probes", four_probes, "--list")
     assert b"deploy" not in listed.out
-    assert listed.err.splitlines() == said
-    observed = place.stream("observe", "-q", "--matrix", "--probes", four, "--", "true")
-    assert said[0] in observed.err
+    assert listed.err.splitlines() == lines
+    observed = place.stream("observe", "-q", "--matrix", "--probes", four_probes, "--", "true")
+    assert lines[0] in observed.err
     assert not ran.exists()
-    done = place.stream("matrix", "--probes", four, "--probe", "build")
+    done = place.stream("matrix", "--probes", four_probes, "--probe", "build")
     assert done.ids == ["build"]
     assert ran.exists()  # who names it means it
     assert "not run" not in done.err  # nobody asked for the others
-    for path in four.iterdir():
+    for path in four_probes.iterdir():
         if path.stem not in ("build", "deploy"):
             path.unlink()
-    done = place.stream("matrix", "--probes", four)
+    done = place.stream("matrix", "--probes", four_probes)
     assert (done.code, done.out) == (2, b"")
     assert "no script calls emit-record or declares a capability" in done.err
 
@@ -214,8 +216,8 @@ def test_the_environment_of_a_probe(place: Place, declared: str | None, seen: st
     assert record["run"]["workspace_root"] == str(place.workspace)
 
 
-def test_a_sandbox_mode_that_does_not_exist(place: Place, four: Path) -> None:
-    done = place.stream("matrix", "--probes", four, env={"FENCE_SANDBOX_MODE": "strict"})
+def test_a_sandbox_mode_that_does_not_exist(place: Place, four_probes: Path) -> None:
+    done = place.stream("matrix", "--probes", four_probes, env={"FENCE_SANDBOX_MODE": "strict"})
     assert done.code == 2
     assert "FENCE_SANDBOX_MODE: unknown mode 'strict' (expected read-only|" in done.err
 
@@ -238,20 +240,20 @@ def test_a_clean_run_is_silent_about_failures(place: Place) -> None:
     assert done.err == "1 cell = 1 record: 1 denied\n"
 
 
-def test_raw_and_emit_equal_the_direct_run(place: Place, four: Path) -> None:
-    write_script(four / "e.sh", probe_text("e", "exit 3\n"))
+def test_raw_and_emit_equal_the_direct_run(place: Place, four_probes: Path) -> None:
+    write_script(four_probes / "e.sh", probe_text("e", "exit 3\n"))
     place.probes(f="echo oops >&2\n", g='emit --target "ü\\"$(printf %300s)"\n')
-    direct = place.stream("matrix", "--probes", four)
+    direct = place.stream("matrix", "--probes", four_probes)
     assert direct.code == 1
-    raw = place.stream("matrix", "--probes", four, "--raw")
+    raw = place.stream("matrix", "--probes", four_probes, "--raw")
     assert raw.code == 0
     emitted = place.stream("emit", "-", data=raw.out)
     assert (emitted.code, emitted.out) == (1, direct.out)
     valid = place.stream("validate", "-", data=emitted.out)
     assert (valid.code, valid.out) == (0, direct.out)
-    heard = place.stream("listen", "-", data=valid.out)
-    assert heard.code == 0
-    assert "7 records of 7 probes" in heard.out.decode()
+    listened = place.stream("listen", "-", data=valid.out)
+    assert listened.code == 0
+    assert "7 records of 7 probes" in listened.out.decode()
 
 
 def test_the_bundled_probes(place: Place) -> None:
@@ -266,15 +268,15 @@ def test_the_bundled_probes(place: Place) -> None:
 def test_an_error_names_the_variable_that_led_to_it(place: Place, variable: str) -> None:
     folder = place.probes(a="")
     done = place.stream("matrix", "--probes", folder, env={variable: "/none"})
-    said = f"stream: {variable}: /none: no such file or directory\n"
-    assert (done.code, done.err) == (2, said)
+    message = f"stream: {variable}: /none: no such file or directory\n"
+    assert (done.code, done.err) == (2, message)
     flag = {"CATALOG_PATH": "--catalog", "BOUNDARY_PATH": "--boundary"}[variable]
     done = place.stream("matrix", "--probes", folder, flag, "/none", env={variable: "/none"})
     assert (done.code, done.err) == (2, "stream: /none: no such file or directory\n")
 
 
-def roots(place: Place, folder: Path, cwd: Path, **env: str) -> set[str]:
-    """run.workspace_root as each command says it, and what the probe saw."""
+def collect_roots(place: Place, folder: Path, cwd: Path, **env: str) -> set[str]:
+    """run.workspace_root as each command records it, and what the probe saw."""
     emit = place.stream("emit", *EMIT_WORDS, cwd=cwd, env=env).records
     matrix = place.stream("matrix", "--probes", folder, cwd=cwd, env=env).records
     seen = {record["operation"]["target"] for record in matrix}
@@ -297,20 +299,22 @@ def test_the_workspace_root_is_the_same_everywhere(place: Place) -> None:
     below.mkdir(parents=True)
     link = place.root / "link"
     link.symlink_to("repository")
-    assert roots(place, folder, link / "a" / "b") == {str(below)}
+    assert collect_roots(place, folder, link / "a" / "b") == {str(below)}
     (top / ".git").mkdir()  # no repository yet
-    assert roots(place, folder, below) == {str(below)}
+    assert collect_roots(place, folder, below) == {str(below)}
     subprocess.run(["git", "init", "-q", top], check=True)
-    assert roots(place, folder, link / "a" / "b") == {str(top)}
-    assert roots(place, folder, below, FENCE_WORKSPACE_ROOT="") == {str(top)}
-    assert roots(place, folder, below, FENCE_WORKSPACE_ROOT=str(link / "a")) == {str(top / "a")}
-    assert roots(place, folder, below, FENCE_WORKSPACE_ROOT="../../../link") == {str(top)}
+    assert collect_roots(place, folder, link / "a" / "b") == {str(top)}
+    assert collect_roots(place, folder, below, FENCE_WORKSPACE_ROOT="") == {str(top)}
+    assert collect_roots(place, folder, below, FENCE_WORKSPACE_ROOT=str(link / "a")) == {
+        str(top / "a")
+    }
+    assert collect_roots(place, folder, below, FENCE_WORKSPACE_ROOT="../../../link") == {str(top)}
     ceiling = f"relative:{link / 'a'}"  # git goes up to none of them
-    assert roots(place, folder, below, GIT_CEILING_DIRECTORIES=ceiling) == {str(below)}
-    assert roots(place, folder, top / "a", GIT_CEILING_DIRECTORIES=ceiling) == {str(top)}
+    assert collect_roots(place, folder, below, GIT_CEILING_DIRECTORIES=ceiling) == {str(below)}
+    assert collect_roots(place, folder, top / "a", GIT_CEILING_DIRECTORIES=ceiling) == {str(top)}
     named = place.stream("matrix", "--probes", folder, "--workspace", link / "a", cwd=below)
     assert named.records[0]["run"]["workspace_root"] == str(top / "a")
     (below / ".git").write_text("gitdir: elsewhere\n")  # as of a work tree or a submodule
-    assert roots(place, folder, below) == {str(below)}
+    assert collect_roots(place, folder, below) == {str(below)}
     done = place.stream("matrix", "--probes", folder, env={"FENCE_WORKSPACE_ROOT": "/nowhere"})
     assert (done.code, done.err) == (2, "stream: /nowhere: the workspace is not a folder\n")

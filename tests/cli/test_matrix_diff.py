@@ -23,7 +23,7 @@ SCHEMA = jsonschema_rs.validator_for(
 OUTCOMES = ("success", "denied", "partial", "error")
 
 
-def record(probe: str, outcome: str, *, mode: str = "baseline", version: str = "1") -> bytes:
+def make_record(probe: str, outcome: str, *, mode: str = "baseline", version: str = "1") -> bytes:
     one: Any = json.loads(PLAIN)
     one["probe"] |= {"id": probe, "version": version}
     one["run"]["mode"] = mode
@@ -31,24 +31,28 @@ def record(probe: str, outcome: str, *, mode: str = "baseline", version: str = "
     return json.dumps(one).encode() + b"\n"
 
 
-def written(path: Path, *lines: bytes) -> str:
+def write_lines(path: Path, *lines: bytes) -> str:
     path.write_bytes(b"".join(lines))
     return str(path)
 
 
-def ids(changes: list[Any]) -> list[str]:
+def list_probes(changes: list[Any]) -> list[str]:
     return [one["probe"] for one in changes]
 
 
 def test_what_opened_closed_and_can_no_longer_be_measured(place: Place) -> None:
     base = [("a", "denied"), ("b", "success"), ("c", "denied"), ("d", "error"), ("e", "success")]
     head = [("a", "success"), ("b", "partial"), ("c", "error"), ("d", "denied"), ("e", "success")]
-    one = written(place.root / "a.ndjson", *(record(*cell) for cell in (*base, ("f", "denied"))))
-    other = written(place.root / "b.ndjson", *(record(*cell) for cell in head))
+    one = write_lines(
+        place.root / "a.ndjson", *(make_record(*cell) for cell in (*base, ("f", "denied")))
+    )
+    other = write_lines(place.root / "b.ndjson", *(make_record(*cell) for cell in head))
     done = place.stream("diff", one, other)
     (found,) = done.records
     assert done.code == 0
-    assert [ids(found[name]) for name in ("opened", "closed", "unmeasured", "measured")] == [
+    assert [
+        list_probes(found[name]) for name in ("opened", "closed", "unmeasured", "measured")
+    ] == [
         ["a"],
         ["b"],
         ["c", "f"],
@@ -62,20 +66,26 @@ def test_what_opened_closed_and_can_no_longer_be_measured(place: Place) -> None:
 
 
 def test_a_cell_that_was_repeated_and_a_probe_of_another_version(place: Place) -> None:
-    repeated = [record("a", "success"), record("a", "denied"), record("a", "success")]
-    one = written(place.root / "a.ndjson", *repeated, record("b", "denied"))
-    other = written(
-        place.root / "b.ndjson", record("a", "success"), record("b", "denied", version="2")
+    repeated = [
+        make_record("a", "success"),
+        make_record("a", "denied"),
+        make_record("a", "success"),
+    ]
+    one = write_lines(place.root / "a.ndjson", *repeated, make_record("b", "denied"))
+    other = write_lines(
+        place.root / "b.ndjson",
+        make_record("a", "success"),
+        make_record("b", "denied", version="2"),
     )
     (found,) = place.stream("diff", one, other).records
-    assert ids(found["measured"]) == ["a"]
+    assert list_probes(found["measured"]) == ["a"]
     assert found["measured"][0]["base"]["outcome"] == "mixed"
     assert found["notes"] == ["b (baseline): versions 1 and 2 of the probe"]
 
 
 def test_what_is_to_fail(place: Place) -> None:
-    one = written(place.root / "a.ndjson", record("a", "denied"))
-    other = written(place.root / "b.ndjson", record("a", "success"))
+    one = write_lines(place.root / "a.ndjson", make_record("a", "denied"))
+    other = write_lines(place.root / "b.ndjson", make_record("a", "success"))
     for words, code in (("opened", 1), ("closed", 0), ("closed,any", 1), ("unmeasured", 0)):
         assert place.stream("diff", one, other, "--fail-on", words).code == code, words
     done = place.stream("diff", one, other, "--fail-on", "added-paths")
@@ -89,29 +99,29 @@ def test_what_is_to_fail(place: Place) -> None:
 
 def test_the_help_names_what_may_fail(place: Place) -> None:
     """Of two matrices as well."""
-    said = " ".join(place.stream("diff", "--help").out.decode().split())
-    assert all(word in said.partition("--fail-on WORDS")[2] for word in CELL_WORDS)
+    text = " ".join(place.stream("diff", "--help").out.decode().split())
+    assert all(word in text.partition("--fail-on WORDS")[2] for word in CELL_WORDS)
 
 
 def test_what_cannot_be_compared(place: Place) -> None:
-    one = written(place.root / "a.ndjson", record("a", "denied"))
-    for text, said in (
+    one = write_lines(place.root / "a.ndjson", make_record("a", "denied"))
+    for text, message in (
         (b"", "b.ndjson: it has no boundary objects"),
         (b"words\n", "b.ndjson:1: "),
         (b"\x1f\x8b", "b.ndjson: not a file of boundary objects, but the other side is"),
-        (record("a", "denied") + b"{}\n", "b.ndjson:2: "),
-        (record("a", "denied") + b"\xff\n", "b.ndjson:2: "),
+        (make_record("a", "denied") + b"{}\n", "b.ndjson:2: "),
+        (make_record("a", "denied") + b"\xff\n", "b.ndjson:2: "),
     ):
-        done = place.stream("diff", one, written(place.root / "b.ndjson", text))
+        done = place.stream("diff", one, write_lines(place.root / "b.ndjson", text))
         assert (done.code, done.out) == (2, b"")
-        assert said in done.err
+        assert message in done.err
     for sides in ((one, "nosuch"), ("nosuch", one)):
         assert "nosuch: no such file or directory" in place.stream("diff", *sides).err
     assert place.stream("diff", one, one, "--canonical").code == 2
 
 
 def test_the_other_side_from_a_pipe(place: Place) -> None:
-    one = written(place.root / "a.ndjson", record("a", "denied"))
+    one = write_lines(place.root / "a.ndjson", make_record("a", "denied"))
     fifo = place.fifo("pipe")
     writer = subprocess.Popen(["cp", one, fifo])
     done = place.stream("diff", one, fifo)
@@ -130,7 +140,11 @@ def test_no_cell_is_lost_and_the_other_way_round_is_the_reverse(
 ) -> None:
     folder = tmp_path_factory.mktemp("cells")
     sides = [
-        written(folder / name, record("z", "error"), *(record(p, o, mode=m) for p, o, m in side))
+        write_lines(
+            folder / name,
+            make_record("z", "error"),
+            *(make_record(p, o, mode=m) for p, o, m in side),
+        )
         for name, side in (("a", base), ("b", head))
     ]
     found, back = diff_matrices(*sides), diff_matrices(*reversed(sides))

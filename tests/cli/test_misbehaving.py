@@ -14,7 +14,7 @@ from tests.cli.command import PATIENCE, STREAM, Done, Place
 
 FOLDER = Path(__file__).parent / "misbehaving"
 
-#: probe -> (the reason that the harness gives, what it must say)
+#: probe -> (the reason that the harness gives, what its message must hold)
 BREACHES = {
     "a_folder": ("spawn-failed", "could not be started"),
     "bad_flag": ("bad-emission", "Unknown flag: --frobnicate"),
@@ -37,9 +37,9 @@ BREACHES = {
     "not_executable": ("spawn-failed", "permission denied"),
     "segfaults": ("killed", "SIGSEGV"),
     "silent": ("no-record", "wrote no record"),
-    "speaks_for_another_capability": ("wrong-cell", "cap_fs_read_home_keys"),
-    "speaks_for_another_mode": ("wrong-cell", "elsewhere"),
-    "speaks_for_another_probe": ("wrong-cell", "exits_3"),
+    "states_another_capability": ("wrong-cell", "cap_fs_read_home_keys"),
+    "states_another_mode": ("wrong-cell", "elsewhere"),
+    "states_another_probe": ("wrong-cell", "exits_3"),
     "twice": ("several-records", "2 records"),
 }
 GOOD = {
@@ -54,7 +54,7 @@ ON_STDERR = {
     "hangs_ignoring_term": "deaf",
     "leaves_child": "bye",
     "segfaults": "going down",
-    "silent": "nothing to say",
+    "silent": "nothing to add",
     "twice": "again",
 }
 
@@ -83,7 +83,7 @@ def test_one_record_for_every_cell(run: Done) -> None:
 
 
 @pytest.mark.parametrize("probe", BREACHES)
-def test_the_harness_says_why(probe: str, by_id: dict[str, Any]) -> None:
+def test_the_harness_gives_the_reason(probe: str, by_id: dict[str, Any]) -> None:
     record = by_id[probe]
     reason, sentence = BREACHES[probe]
     assert record["result"]["observed_result"] == "error"

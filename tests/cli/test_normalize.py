@@ -1,4 +1,4 @@
-"""stream normalize: a file, a pipe, where the details go, and what is said to people."""
+"""stream normalize: a file, a pipe, where the details go, and what is printed for people."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def source(place: Place) -> Path:
     return path
 
 
-def contracts(data: bytes) -> list[str]:
+def list_contracts(data: bytes) -> list[str]:
     return [json.loads(line)["schema"].rpartition(".runner.")[2] for line in data.splitlines()]
 
 
@@ -42,26 +42,26 @@ KERNEL, DETAIL, LOSS = "kernel_event.v0", "stream.kernel_detail.v1", "stream.gap
 def test_a_file_becomes_the_kernel_layer(place: Place, source: Path) -> None:
     done = place.stream("normalize", source)
     assert done.code == 0
-    assert contracts(done.out) == [KERNEL] * 3
+    assert list_contracts(done.out) == [KERNEL] * 3
     found = [(line["run_id"], line["seq"], line["value"]) for line in done.records]
     assert found == [("run", 0, "/bin/x"), ("run", 1, "/srv/a"), ("run", 2, None)]
-    books = "7 in = 5 out + 0 rejected + 2 filtered"
+    counters = "7 in = 5 out + 0 rejected + 2 filtered"
     assert done.err.splitlines() == [
         "ebpf: 3 records lost: the ring was full",
-        f"normalize: {books}; 3 kernel events, 2 detail lines; filtered: 1 loader, 1 proc",
+        f"normalize: {counters}; 3 kernel events, 2 detail lines; filtered: 1 loader, 1 proc",
     ]
 
 
 def test_details_go_where_they_are_sent(place: Place, source: Path) -> None:
     target = place.root / "kernel-ext.ndjson"
     done = place.stream("normalize", source, "--detail", target, "--run-id", "run_001")
-    assert contracts(done.out) == [KERNEL] * 3
-    assert contracts(target.read_bytes()) == [DETAIL, LOSS, DETAIL]
+    assert list_contracts(done.out) == [KERNEL] * 3
+    assert list_contracts(target.read_bytes()) == [DETAIL, LOSS, DETAIL]
     details = [json.loads(line) for line in target.read_bytes().splitlines()]
     assert [detail.get("seq") for detail in details] == [0, None, 2]
     assert {record["run_id"] for record in [*done.records, details[0]]} == {"run_001"}
     both = place.stream("normalize", source, "--detail", "-")
-    assert contracts(both.out) == [KERNEL, DETAIL, LOSS, KERNEL, KERNEL, DETAIL]
+    assert list_contracts(both.out) == [KERNEL, DETAIL, LOSS, KERNEL, KERNEL, DETAIL]
 
 
 def test_in_a_pipe_everything_else_goes_on(place: Place) -> None:
@@ -71,13 +71,13 @@ def test_in_a_pipe_everything_else_goes_on(place: Place) -> None:
     lines = done.out.splitlines()
     assert lines[0] == lines[-1] == FOREIGN
     expected = [KERNEL, LOSS, KERNEL, KERNEL, "stream.raw_capture.v1"]
-    assert contracts(done.out) == ["somebody.else.v1", *expected, "somebody.else.v1"]
-    books = json.loads(lines[-2])
-    left_out = {name: books.pop(name) for name in ("filtered", "aside")}
-    assert msgspec.json.encode(books) == LINES[-1]
+    assert list_contracts(done.out) == ["somebody.else.v1", *expected, "somebody.else.v1"]
+    counters = json.loads(lines[-2])
+    left_out = {name: counters.pop(name) for name in ("filtered", "aside")}
+    assert msgspec.json.encode(counters) == LINES[-1]
     assert sum(sum(counts.values()) for counts in left_out.values()) == len(LINES) - 5
     done = place.stream("normalize", "-", "--detail", "-", data=data)
-    assert contracts(done.out)[1:4] == [KERNEL, DETAIL, LOSS]
+    assert list_contracts(done.out)[1:4] == [KERNEL, DETAIL, LOSS]
 
 
 def test_what_it_writes_keeps_the_contracts(place: Place, source: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_file_of_a_feed_has_nothing_else(place: Place, source: Path) -> None
     done = place.stream("normalize", source)
     assert done.code == 1
     assert f"{source}:8: is no record of a kernel feed" in done.err
-    assert contracts(done.out) == [KERNEL] * 3
+    assert list_contracts(done.out) == [KERNEL] * 3
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ def test_the_file_of_a_feed_has_nothing_else(place: Place, source: Path) -> None
         ({"uring": "hole"}, ["operations through io_uring were not seen"]),
     ],
 )
-def test_what_a_feed_lost_is_said(
+def test_what_a_feed_lost_is_reported(
     place: Place, changes: dict[str, object], sentences: list[str]
 ) -> None:
-    books = json.dumps({**json.loads(LINES[-1]), **changes}).encode()
-    done = place.stream("normalize", "-", data=books)
+    counters = json.dumps({**json.loads(LINES[-1]), **changes}).encode()
+    done = place.stream("normalize", "-", data=counters)
     assert done.code == 0
     assert done.err.splitlines()[1:] == [f"normalize: {sentence}" for sentence in sentences]
 
@@ -175,15 +175,15 @@ def test_no_output_takes_the_place_of_the_input(place: Place, source: Path) -> N
     assert source.read_bytes() == RAW
 
 
-def test_the_rules_are_told(place: Place) -> None:
+def test_the_rules_are_listed(place: Place) -> None:
     done = place.stream("normalize", "--rules")
     assert done.code == 0
-    told = done.out.decode().splitlines()
-    assert [line.split()[0] for line in told] == [rule.name for rule in RULES]
+    lines = done.out.decode().splitlines()
+    assert [line.split()[0] for line in lines] == [rule.name for rule in RULES]
     for rule in RULES:
         patterns = (rule.inside, rule.some_inside, rule.some, rule.but)
         places = (*rule.folders, *rule.files, *rule.names, *patterns)
-        line = next(line for line in told if line.startswith(f"{rule.name} "))
+        line = next(line for line in lines if line.startswith(f"{rule.name} "))
         assert ": " in line
         assert [place for place in places if place not in line] == []
 

@@ -16,11 +16,11 @@ BEFORE = Path(__file__).parents[1] / "data" / "before"
 RUNS = ("ebpf", "strace", "hashed", "plain")
 
 
-def stream(*words: object) -> subprocess.CompletedProcess[bytes]:
+def run_stream(*words: object) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([STREAM, *map(str, words)], capture_output=True, check=False)
 
 
-def unpacked(name: str, folder: Path) -> Path:
+def unpack_run(name: str, folder: Path) -> Path:
     with tarfile.open(BEFORE / f"run-{name}.tgz") as tar:
         tar.extractall(folder, filter="fully_trusted")
     return folder / name
@@ -28,7 +28,7 @@ def unpacked(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_archive_is_verified(name: str) -> None:
-    done = stream("verify", BEFORE / f"{name}.tar.gz")
+    done = run_stream("verify", BEFORE / f"{name}.tar.gz")
     assert (done.returncode, done.stdout) == (0, b""), done.stderr
 
 
@@ -36,17 +36,17 @@ def test_an_archive_is_verified(name: str) -> None:
 def test_a_run_is_checked_verified_and_archived_to_the_same_bytes(
     name: str, tmp_path: Path
 ) -> None:
-    run = unpacked(name, tmp_path)
-    checked = stream("check", run)
+    run = unpack_run(name, tmp_path)
+    checked = run_stream("check", run)
     assert (checked.returncode, checked.stdout) == (0, b""), checked.stderr
-    assert stream("verify", run).returncode == 0
+    assert run_stream("verify", run).returncode == 0
     made = tmp_path / "made.tar.gz"
-    assert stream("archive", run, "-o", made).returncode == 0
+    assert run_stream("archive", run, "-o", made).returncode == 0
     assert made.read_bytes() == (BEFORE / f"{name}.tar.gz").read_bytes()
 
 
 def test_two_archives_differ_as_they_did() -> None:
-    done = stream("diff", BEFORE / "ebpf.tar.gz", BEFORE / "strace.tar.gz")
+    done = run_stream("diff", BEFORE / "ebpf.tar.gz", BEFORE / "strace.tar.gz")
     assert done.returncode == 0
     now, then = map(json.loads, (done.stdout, (BEFORE / "diff.ebpf-strace.json").read_bytes()))
     for document in (now, then):  # a note is known by its code; its words are for people
@@ -55,20 +55,20 @@ def test_two_archives_differ_as_they_did() -> None:
 
 
 def test_raw_telemetry_is_normalized_as_it_was() -> None:
-    done = stream("normalize", BEFORE / "raw.ndjson")
+    done = run_stream("normalize", BEFORE / "raw.ndjson")
     assert done.stdout == (BEFORE / "raw.normalized.ndjson").read_bytes()
 
 
 def test_records_are_valid() -> None:
-    done = stream("validate", BEFORE / "boundary.ndjson")
+    done = run_stream("validate", BEFORE / "boundary.ndjson")
     assert (done.returncode, done.stdout) == (0, b"")
 
 
 def test_changes_are_applied(tmp_path: Path) -> None:
-    run = unpacked("ebpf", tmp_path)
+    run = unpack_run("ebpf", tmp_path)
     target = tmp_path / "target"
     shutil.copytree(run / "workspace", target, symlinks=True)
     (target / "key.env").unlink()
-    done = stream("apply", run, "--to", target)
+    done = run_stream("apply", run, "--to", target)
     assert done.returncode == 0, done.stderr
     assert (target / "key.env").read_bytes() == (run / "workspace" / "key.env").read_bytes()

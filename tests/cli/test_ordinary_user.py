@@ -38,7 +38,7 @@ def open_place() -> Iterator[Place]:
     shutil.rmtree(root)
 
 
-def ordinary(place: Place) -> tuple[str, ...]:
+def ordinary_user_words(place: Place) -> tuple[str, ...]:
     """What makes a command somebody's who is not root."""
     if os.geteuid() != 0:
         return ()
@@ -59,12 +59,12 @@ def ordinary(place: Place) -> tuple[str, ...]:
 @pytest.fixture
 def run(open_place: Place) -> Run:
     """stream, run by somebody who is not root."""
-    place, argv0 = open_place, (*ordinary(open_place), STREAM)
+    place, argv0 = open_place, (*ordinary_user_words(open_place), STREAM)
     return lambda *args, **how: place.stream(*args, argv0=argv0, **how)
 
 
 def test_denials_in_a_read_only_workspace(open_place: Place, run: Run) -> None:
-    """Probes with scratch files still get to say what they saw."""
+    """Probes with scratch files still get to report what they saw."""
     open_place.workspace.chmod(0o555)
     for name in ("fs_workspace_write_create", "fs_workspace_unicode_filename_write_ok"):
         done = run("matrix", "--probe", name)

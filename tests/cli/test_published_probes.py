@@ -48,14 +48,14 @@ WRITE, READ = "cap_fs_write_workspace_tree", "cap_fs_read_workspace_tree"
 BODIES = {
     "fs_write_create": r"""
 target="${repo_root}/.probe-write.$$"
-said=$({ : >"${target}"; } 2>&1) || code=$?
-tried "${said}"
+message=$({ : >"${target}"; } 2>&1) || code=$?
+tried "${message}"
 rm -f "${target}"
 report write "${target}"
 """,
     "fs_write_below_tmp": r"""
-said=$(mkdir -p "${repo_root}/tmp" 2>&1) || code=$?
-tried "${said}"
+message=$(mkdir -p "${repo_root}/tmp" 2>&1) || code=$?
+tried "${message}"
 target=$(mktemp -d "${repo_root}/tmp/relative.XXXXXX" 2>/dev/null || echo none)
 canonical=$("${portable_path_helper}" realpath "${target}")
 report write "${target#"${repo_root}/"}" "${canonical}"
@@ -63,9 +63,9 @@ if [[ -n "${canonical}" ]]; then rm -rf "${repo_root}/tmp"; fi
 """,
     "fs_read_readme": r"""
 target="${repo_root}/README.md" seen=""
-said=$({ head -n 1 "${target}" >/dev/null; } 2>&1) || code=$?
-tried "${said}"
-[[ -n "${said}" ]] || seen=$(stat -c "%a %N" "${target}")
+message=$({ head -n 1 "${target}" >/dev/null; } 2>&1) || code=$?
+tried "${message}"
+[[ -n "${message}" ]] || seen=$(stat -c "%a %N" "${target}")
 report read "${target}" "${seen}"
 """,
     "fs_list": r"""
@@ -105,25 +105,25 @@ def publish(tree: Path, name: str, capability: str, body: str) -> None:
     write_script(tree / "probes" / f"{name}.sh", text)
 
 
-def results(place: Place, tree: Path, *sandbox: str) -> Mapping[str, Any]:
+def run_matrix(place: Place, tree: Path, *sandbox: str) -> Mapping[str, Any]:
     words = ("matrix", "--probes", tree / "probes", "--workspace", tree, "--jobs", "1")
     done = place.stream(*words, argv0=(*sandbox, STREAM))
     assert done.code == 0, done.err
     return {record["probe"]["id"]: record for record in done.records}
 
 
-def observed(found: Mapping[str, Any]) -> dict[str, str]:
+def select_observed(found: Mapping[str, Any]) -> dict[str, str]:
     return {probe: record["result"]["observed_result"] for probe, record in found.items()}
 
 
-def listing(tree: Path) -> list[Path]:
+def list_files(tree: Path) -> list[Path]:
     return sorted(tree.rglob("*"))
 
 
 def test_it_measures_itself(place: Place, tree: Path) -> None:
-    before = listing(tree)
-    found = results(place, tree)
-    assert observed(found) == RESULTS
+    before = list_files(tree)
+    found = run_matrix(place, tree)
+    assert select_observed(found) == RESULTS
     for probe in ("fs_write_create", "fs_read_readme"):
         assert Path(found[probe]["operation"]["target"]).parent == tree
     below = found["fs_write_below_tmp"]
@@ -132,14 +132,14 @@ def test_it_measures_itself(place: Place, tree: Path) -> None:
     seen = found["fs_read_readme"]["payload"]["raw"]["seen"]
     assert seen == f"777 '{tree}/README.md' -> 'docs/README.md'"
     assert found["fs_list"]["payload"]["raw"]["seen"] == "README.md bin docs probes "
-    assert listing(tree) == before
+    assert list_files(tree) == before
 
 
 @pytest.mark.parametrize("sandbox", [BWRAP, (*LANDLOCK, "--")], ids=["bwrap", "landlock"])
 def test_in_a_read_only_sandbox_no_write_of_it_succeeds(
     place: Place, tree: Path, sandbox: tuple[str, ...]
 ) -> None:
-    """Nothing of it runs without a bin, and the refusal says how it gets one."""
+    """Nothing of it runs without a bin, and the refusal names how it gets one."""
     if sandbox == BWRAP and not shutil.which("bwrap"):
         pytest.skip("needs bubblewrap")
     words = ("matrix", "--probes", tree / "probes", "--workspace", tree)
@@ -148,9 +148,9 @@ def test_in_a_read_only_sandbox_no_write_of_it_succeeds(
     assert f"stream: {tree}/bin: " in done.err
     assert f"""ln -s "$(stream helpers)" '{tree}/bin'\n""" in done.err
     (tree / "bin").symlink_to(place.stream("helpers").out.decode().strip())
-    found = results(place, tree, *sandbox)
+    found = run_matrix(place, tree, *sandbox)
     writes = ("fs_write_create", "fs_write_below_tmp")
-    assert observed(found) == {**RESULTS, **dict.fromkeys(writes, "denied")}
+    assert select_observed(found) == {**RESULTS, **dict.fromkeys(writes, "denied")}
     errno = "EROFS" if sandbox == BWRAP else "EACCES"
     assert {found[probe]["result"]["errno"] for probe in writes} == {errno}
     assert (tree / "bin").is_symlink()
@@ -236,25 +236,25 @@ def test_a_bin_without_helpers_is_left_alone(place: Place, tree: Path, kind: str
         (tree / "bin").touch()
     else:
         (tree / "bin").symlink_to("nowhere" if kind == "broken link" else "x" * 300)
-    before = listing(tree)
+    before = list_files(tree)
     for words in (("matrix", "--probes", tree / "probes"), ("gate", tree / "probes")):
         done = place.stream(*words)
         assert (done.code, done.out) == (2, b"")
         assert "no emit-record in it that can be run: probes find their helpers there" in done.err
-    assert listing(tree) == before
+    assert list_files(tree) == before
     assert (": ln -sfn " in done.err) == ("link" in kind)
     if kind == "folder":
         assert f"""ln -s "$(stream helpers)"/* '{tree}/bin/'\n""" in done.err
         for helper in HELPERS.iterdir():
             (tree / "bin" / helper.name).symlink_to(helper)
-        assert observed(results(place, tree)) == RESULTS
+        assert select_observed(run_matrix(place, tree)) == RESULTS
 
 
 @pytest.mark.parametrize("own_helper", [False, True])
 def test_a_target_in_a_folder_of_the_harness_is_none_of_the_workspace(
     place: Place, tree: Path, own_helper: bool
 ) -> None:
-    """A write that flees to TMPDIR says nothing of the workspace, nor one in a lent bin; of TMPDIR
+    """A write that flees to TMPDIR shows nothing of the workspace, nor one in a lent bin; of TMPDIR
     it does."""
     for name, capability, target in (
         ("flees", WRITE, "${TMPDIR}/a/../x"),
@@ -272,8 +272,10 @@ def test_a_target_in_a_folder_of_the_harness_is_none_of_the_workspace(
     assert done.code == 1
     expected = {"flees": "error", "lent": "success" if own_helper else "error", "stays": "success"}
     found = {record["probe"]["id"]: record for record in done.records}
-    assert observed(found) == expected
+    assert select_observed(found) == expected
     assert found["flees"]["payload"]["raw"]["harness"]["reason"] == "wrong-place"
     assert "lies in a folder of the harness" in done.err
     emitted = place.stream("emit", "-", data=place.stream(*words, "--raw").out)
-    assert observed({record["probe"]["id"]: record for record in emitted.records}) == expected
+    assert (
+        select_observed({record["probe"]["id"]: record for record in emitted.records}) == expected
+    )

@@ -1,4 +1,4 @@
-"""A command that is given what another one reads says so in one sentence, and names the other."""
+"""A command that is given what another one reads is refused with a sentence that names that one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KERNEL_LINE = (
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place: Place = make_place(tmp_path_factory.mktemp("made"))
     done = place.stream("observe", "-q", "--archive", place.root / "run.tar.gz", "--", "true")
     assert done.code == 0, done.err
@@ -57,9 +57,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", WRONG)
-def test_the_command_that_fits_is_named(place: Place, made: Path, command: str) -> None:
+def test_the_command_that_fits_is_named(place: Place, samples: Path, command: str) -> None:
     for name in WRONG[command]:
-        given = made / name
+        given = samples / name
         words = ("-o", place.root / "new.tar.gz") if command == "archive" else ()
         done = place.stream(command, given, *words)
         assert (done.code, done.out) == (2, b""), (command, name, done.err)
@@ -68,8 +68,8 @@ def test_the_command_that_fits_is_named(place: Place, made: Path, command: str) 
         assert sentence.endswith(f": `stream {READ_BY[name]} {given}` reads it"), sentence
 
 
-def test_the_command_that_is_named_reads_it(place: Place, made: Path) -> None:
+def test_the_command_that_is_named_reads_it(place: Place, samples: Path) -> None:
     for name, command in READ_BY.items():
         words = ("--profile", "agents") if name == "events.jsonl" else ()
-        done = place.stream(command, made / name, *words)
+        done = place.stream(command, samples / name, *words)
         assert done.code == 0, (name, done.err)

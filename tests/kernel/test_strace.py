@@ -22,7 +22,7 @@ from stream.sources.kernel.strace import StraceFeed
 from stream.sources.kernel.strace_syntax import TRACED
 from stream.transformers.kernel_lines import named_path
 from tests.cli.command import Place
-from tests.cli.test_ordinary_user import open_place, ordinary
+from tests.cli.test_ordinary_user import open_place, ordinary_user_words
 from tests.feeds import needs_strace
 from tests.kernel.straced import HOME, Run, Traced, run
 
@@ -558,7 +558,7 @@ def test_strace_killed(run: Run) -> None:
 def test_strace_stopped(run: Run, open_place: Place, is_ordinary: bool) -> None:
     """It holds all that it follows: they are ended, and so is it. With a control group, and as
     somebody who can have none."""
-    runner = ordinary(open_place) if is_ordinary else ()
+    runner = ordinary_user_words(open_place) if is_ordinary else ()
     script = f"import os\nos.write(1, b'%d' % {TRACER})\nos.kill({TRACER}, 19)\nos.mkdir('x')\n"
     job = {"timeout": 0.5, "grace": 0.1, "cwd": open_place.tmp, "runner": runner}
     traced = run("/usr/bin/python3", "-ISc", script, **job)
@@ -620,7 +620,7 @@ def test_what_a_command_sees_of_it(run: Run, tmp_path: Path) -> None:
 
 @needs_strace
 def test_an_ordinary_user(run: Run, open_place: Place) -> None:
-    runner = ordinary(open_place)
+    runner = ordinary_user_words(open_place)
     open_place.workspace.chmod(0o777)
     script = "[ $(id -u) != 0 ] && echo somebody; mkdir made\n"
     script += "(setsid sh -c 'sleep 0.1; mkdir late' &); exit 3"

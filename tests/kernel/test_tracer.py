@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Place
-from tests.cli.test_ordinary_user import open_place, ordinary
+from tests.cli.test_ordinary_user import open_place, ordinary_user_words
 from tests.kernel.straced import Run, run
 
 __all__ = ["open_place", "run"]
@@ -42,7 +42,7 @@ def tracer_command(lingers: float) -> list[str]:
 @pytest.mark.parametrize("is_ordinary", [False, True])
 def test_one_that_has_more_to_write(run: Run, open_place: Place, is_ordinary: bool) -> None:
     """It is waited for, and nobody learns of it."""
-    runner = ordinary(open_place) if is_ordinary else ()
+    runner = ordinary_user_words(open_place) if is_ordinary else ()
     job = {"tracer": tracer_command(0.4), "cwd": open_place.tmp, "runner": runner}
     traced = run("/bin/sh", "-c", "exit 3", **job)
     assert traced.code == 3
@@ -55,7 +55,7 @@ def test_one_that_has_more_to_write(run: Run, open_place: Place, is_ordinary: bo
 @pytest.mark.parametrize("is_ordinary", [False, True])
 def test_one_that_does_not_go(run: Run, open_place: Place, is_ordinary: bool) -> None:
     """It is ended."""
-    runner = ordinary(open_place) if is_ordinary else ()
+    runner = ordinary_user_words(open_place) if is_ordinary else ()
     job = {"tracer": tracer_command(1000), "cwd": open_place.tmp, "runner": runner}
     traced = run("/bin/sh", "-c", "exit 3", **job)
     assert traced.code == 3

@@ -143,7 +143,7 @@ def test_what_is_mounted_over_a_folder_of_libraries_is_seen(
 @needs_ebpf
 def test_forged_words_of_an_agent(place: Place) -> None:
     """Ids that are doubled, huge, of another run, with newlines in them; ends before beginnings."""
-    line = {
+    common = {
         "schema": "assay.runner.sdk_event.v0",
         "run_id": "run",
         "seq": 0,
@@ -152,7 +152,7 @@ def test_forged_words_of_an_agent(place: Place) -> None:
         "sdk_version": None,
     }
     lines = [
-        {**line, "event_type": kind, "tool_call_id": id_, "tool": tool, **others}
+        {**common, "event_type": kind, "tool_call_id": id_, "tool": tool, **others}
         for kind, id_, tool, others in (
             ("tool_call_completed", "a", "Bash", {}),
             ("tool_call_started", "a", "Bash", {}),

@@ -47,14 +47,14 @@ def test_names_of_any_bytes_and_any_length(place: Place, feed: str) -> None:
     lines = [
         line for line in read_kernel_layer(run) if str(line["value"]).startswith(str(run.folder))
     ]
-    found = [(line["event_type"], line["value"]) for line in lines]
-    assert found[:3] == [(MKDIR, odd), (OPEN, f"{odd}/\\xe9"), (RENAME, f"{odd}/\\xe9")]
+    calls = [(line["event_type"], line["value"]) for line in lines]
+    assert calls[:3] == [(MKDIR, odd), (OPEN, f"{odd}/\\xe9"), (RENAME, f"{odd}/\\xe9")]
     details = {one["seq"]: one for one in read_records(run.folder / "layers/kernel-ext.ndjson")}
     assert details[lines[2]["seq"]]["to_path"] == f"{odd}/a\\\\b"
     longest, longer = (f"{deep}/" + "\\xfe" * (length - 3891) for length in (4095, 4096))
-    at = found.index((MKDIR, deep))
+    at = calls.index((MKDIR, deep))
     refused = lines[at + 4]
-    assert found[at:] == [
+    assert calls[at:] == [
         (MKDIR, deep),
         (OPEN, longest),
         (UNLINK, longest),

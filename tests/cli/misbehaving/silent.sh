@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Says nothing.
+# Prints no record.
 set -euo pipefail
 probe_name="silent"
 primary_capability_id="cap_fs_write_temp"
-echo "nothing to say" >&2
+echo "nothing to add" >&2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Its record names another capability.
+# Its record names another mode.
 set -euo pipefail
-probe_name="speaks_for_another_capability"
+probe_name="states_another_mode"
 primary_capability_id="cap_fs_write_temp"
 emit() {
   "${BASH_SOURCE[0]%/*}/../bin/emit-record" --run-mode "$FENCE_RUN_MODE" --probe-version 1 \
@@ -9,4 +9,4 @@ emit() {
     --target "$TMPDIR" --probe-name "$probe_name" --status success "$@"
 }
 echo "liar" >&2
-emit --primary-capability-id cap_fs_read_home_keys
+emit --run-mode elsewhere
