@@ -31,7 +31,7 @@ from stream.archive.tar import (
 from stream.errors import InputError, OutputError, os_reason, reporting
 from stream.files.append import RecordedFile
 from stream.files.inside import open_beneath
-from stream.files.targets import check_free, open_alone, partial
+from stream.files.targets import check_target_free, open_locked, partial_path
 from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
 
 FILE_PARTS, ENTRIES = "file parts", "entries"  #: kinds of batches that an archive is made of
@@ -92,10 +92,10 @@ def write_archive(
     Raise what `check` raises, InputError where an entry cannot be read, and OutputError where the
     archive cannot be written or an entry changes meanwhile: no file has its name then.
     """
-    check_free(str(target), force=force)
-    growing = partial(str(target))
+    check_target_free(str(target), force=force)
+    growing = partial_path(str(target))
     with reporting(target, OutputError):
-        fd = open_alone(growing, 0o600)
+        fd = open_locked(growing, 0o600)
     try:
         with reporting(target, OutputError):
             digested = [_digested_entry(entry, checkpoint) for entry in _entries_in_order(entries)]
@@ -103,7 +103,7 @@ def write_archive(
             os.fsync(fd)
         check(growing)
         with reporting(target, OutputError):
-            check_free(str(target), force=force)
+            check_target_free(str(target), force=force)
             growing.replace(growing.with_suffix(""))
             _sync_folder(growing.parent)
     except BaseException:

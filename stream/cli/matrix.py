@@ -214,10 +214,10 @@ async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: St
 
 def _name_partial_file(output: str) -> None:
     """Name the partial file of an output that was not completed."""
-    from stream.files.targets import STDOUT_TARGET, partial
+    from stream.files.targets import STDOUT_TARGET, partial_path
 
-    if output != STDOUT_TARGET and partial(output).exists():
-        note(f"stream: what was recorded until then is in {partial(output)}")
+    if output != STDOUT_TARGET and partial_path(output).exists():
+        note(f"stream: what was recorded until then is in {partial_path(output)}")
 
 
 def default_jobs() -> int:

@@ -465,7 +465,7 @@ def _apply_changes(run: Path, to: Path | None, dry_run: bool) -> int:
     """Apply the changes of a run to its source folder, or print them, and return the exit code."""
     from stream.cli.inputs import expect_input
     from stream.verify.run_folder import RunFolder
-    from stream.workspace.apply import apply_plan, path_of, plan_changes
+    from stream.workspace.apply import apply_plan, path_of_change, plan_changes
 
     expect_input(run, "run")
     folder = RunFolder(run)
@@ -481,7 +481,7 @@ def _apply_changes(run: Path, to: Path | None, dry_run: bool) -> int:
         return 1
     if dry_run:
         for change in plan.todo:
-            note(f"{change.change:8} {os.fsdecode(path_of(change))}")
+            note(f"{change.change:8} {os.fsdecode(path_of_change(change))}")
     else:
         apply_plan(plan)
     verb = "would be applied" if dry_run else "applied"

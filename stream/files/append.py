@@ -70,7 +70,7 @@ class Sha256:
 class AppendFile:
     """A new file that grows at its end. It is made by `open`, or by the first `append`.
 
-    After a failure it takes nothing more until `retry`: a beginning that is whole is worth more
+    After a failure it takes nothing until `retry_append`: a beginning that is whole is worth more
     than a middle that is missing. Lines that must not be lost go through `append_lines`.
     """
 
@@ -134,13 +134,13 @@ class AppendFile:
         """Append lines, given without their newlines, after all that still wait for room. Return
         whether all of them are there."""
         self.waiting += lines
-        if self.waiting and self.retry():
+        if self.waiting and self.retry_append():
             data = b"\n".join([*self.waiting, b""])
             done = self.append(data)
             del self.waiting[: data.count(b"\n", 0, done)]
         return not self.waiting
 
-    def retry(self) -> bool:
+    def retry_append(self) -> bool:
         """Take data again after a failure, if the end of the file can be made whole. Whoever has
         kept what was lost can append it then."""
         if self._is_torn and not self._cut_unfinished_data():
@@ -174,7 +174,7 @@ class AppendFile:
     def read(self) -> io.BufferedReader:
         """Open what was written for reading, by no name: the program that is recorded may have
         put another file there."""
-        return io.BufferedReader(_OpenFile(self._fd), BLOCK)
+        return io.BufferedReader(_ReadableFile(self._fd), BLOCK)
 
     def recorded(self) -> RecordedFile:
         """Return size and digest of what was written."""
@@ -198,7 +198,7 @@ class AppendFile:
         return True
 
 
-class _OpenFile(io.RawIOBase):
+class _ReadableFile(io.RawIOBase):
     """An open file from its beginning, wherever it is written to."""
 
     def __init__(self, fd: int) -> None:
@@ -206,7 +206,7 @@ class _OpenFile(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Return that the file can be read."""
+        """Return that the open file can be read."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
@@ -216,7 +216,7 @@ class _OpenFile(io.RawIOBase):
         return length
 
 
-class Reserve:
+class DiskReserve:
     """Room on the disk that is given back for what is written last, so that a full disk does not
     keep a run from recording its result. The file has no name: a recorder that is killed leaves
     none."""
@@ -227,7 +227,7 @@ class Reserve:
             os.posix_fallocate(self._file.fileno(), 0, RESERVED)
 
     def release(self) -> None:
-        """Give the room back."""
+        """Give the reserved room of the disk back."""
         self._file.close()
 
 
@@ -237,7 +237,7 @@ def open_new(path: Path, more: int = 0) -> int:
     return os.open(path, _NEW | more, 0o600)
 
 
-def create(path: Path) -> IO[bytes]:
+def create_private_file(path: Path) -> IO[bytes]:
     """Make such a file, and open it for writing. Raise OSError."""
     return os.fdopen(open_new(path), "wb")
 
@@ -262,7 +262,7 @@ def recorded_file(path: Path) -> RecordedFile:
     return RecordedFile(digest.hexdigest(), size, size)
 
 
-def is_still(path: Path, recorded: RecordedFile) -> bool:
+def is_file_unchanged(path: Path, recorded: RecordedFile) -> bool:
     """Tell whether a file that was recorded is there, as it was."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):

@@ -45,7 +45,7 @@ class Digests:
         self._real = os.path.realpath(root)
         self._known: dict[str, tuple[int, str]] = {}
 
-    def of(self, ref: str, rules: str) -> tuple[int, str]:
+    def digest_of_file(self, ref: str, rules: str) -> tuple[int, str]:
         """Return (bytes, sha256). Raise UnusableFileError with a rule of this family."""
         path = self._path_inside(ref, rules)
         if path not in self._known:
@@ -57,7 +57,7 @@ class Digests:
                 raise UnusableFileError(f"{rules}.present", f"{ref}: {os_reason(error)}") from None
         return self._known[path]
 
-    def of_beginning(self, ref: str, length: int) -> str:
+    def digest_of_beginning(self, ref: str, length: int) -> str:
         """Return the sha256 of so many bytes, or of fewer where there are fewer. Raise
         UnusableFileError."""
         try:

@@ -32,15 +32,15 @@ def check_outputs(
                 if not name or Path(name).is_dir():  # the attempt says why
                     os.close(os.open(name, os.O_WRONLY))
                 continue
-            place = os.path.realpath(name)
-            if place in taken:
-                raise UsageError(f"{name}: the same file as {taken[place]}, which it would replace")
-            taken[place] = name
-            check_free(name, force=force)
-            _check_place_of_output(partial(name))
+            path = os.path.realpath(name)
+            if path in taken:
+                raise UsageError(f"{name}: the same file as {taken[path]}, which it would replace")
+            taken[path] = name
+            check_target_free(name, force=force)
+            _check_output_possible(partial_path(name))
 
 
-def check_free(target: str, *, force: bool) -> None:
+def check_target_free(target: str, *, force: bool) -> None:
     """Raise OutputError where something is there already that nobody said to replace, or that
     nobody can have meant: a device or a fifo that gave its name away is gone for everyone."""
     if not is_regular_target(target) and not Path(target).is_dir():
@@ -51,8 +51,8 @@ def check_free(target: str, *, force: bool) -> None:
         raise OutputError(f"{target}: it is a folder")
 
 
-def _check_place_of_output(growing: Path) -> None:
-    """Raise OSError where no output could be made at a place. What is there stays as it is."""
+def _check_output_possible(growing: Path) -> None:
+    """Raise OSError where an output could not be made. What is there stays as it is."""
     if os.path.lexists(growing):
         _unlock_output(_lock_existing(growing))
     else:
@@ -99,13 +99,13 @@ def is_fifo(target: str) -> bool:
     return target != STDOUT_TARGET and Path(target).is_fifo()
 
 
-def partial(target: str) -> Path:
+def partial_path(target: str) -> Path:
     """Return where a file lies until it is whole. It then takes the place of a link, and what that
     leads to stays as it is."""
     return Path(f"{target}.partial")
 
 
-def open_alone(path: Path, mode: int = 0o666, more: int = 0) -> int:
+def open_locked(path: Path, mode: int = 0o666, more: int = 0) -> int:
     """Make a file anew, and lock it until it is closed: two runs into one would both look whole.
 
     What an interrupted run left under that name goes first; whatever else has the name, as a link

@@ -49,8 +49,9 @@ class Visitor(Protocol):
         """Deal with a folder that cannot be opened or listed."""
 
 
-class Descent:
-    """Open folders, one inside the other. The innermost is `fd`, and `path` leads to it.
+class TreeWalk:
+    """A walk through a tree by open folders, one inside the other. The innermost is `fd`, and
+    `path` leads to it.
 
     `is_forced`: those that are closed to us, but are ours, are opened all the same.
     """
@@ -68,7 +69,7 @@ class Descent:
         """The descriptor of the innermost folder."""
         return self._fds[-1]
 
-    def place(self, name: bytes) -> bytes:
+    def entry_path(self, name: bytes) -> bytes:
         """Return the path of what lies in the innermost folder."""
         return b"/".join([*self.path, name])
 
@@ -80,7 +81,7 @@ class Descent:
             far = len(self._fds) - _OPEN
             if self._fds[far] >= 0:  # the root itself stays open
                 del self._seen[far - 1 :]
-                self._seen.append(identity_of(self._fds[far]))
+                self._seen.append(device_and_inode(self._fds[far]))
                 os.close(self._fds[far])
                 self._fds[far] = -1
 
@@ -91,7 +92,7 @@ class Descent:
         try:
             if self.fd < 0:
                 self._fds[-1] = os.open("..", FOLDER, dir_fd=inner)
-                if identity_of(self.fd) != self._seen[len(self._fds) - 2]:
+                if device_and_inode(self.fd) != self._seen[len(self._fds) - 2]:
                     raise InputError("a folder was moved away while it was read")
         finally:
             os.close(inner)
@@ -167,16 +168,16 @@ def list_folder(fd: int) -> tuple[list[Entry], list[Entry]]:
                 continue
             kind = folders if stat.S_ISDIR(status.st_mode) else files
             kind.append((os.fsencode(entry.name), status))
-    files.sort(key=_name)
-    folders.sort(key=_name)
+    files.sort(key=_entry_name)
+    folders.sort(key=_entry_name)
     return files, folders
 
 
-def _name(entry: Entry) -> bytes:
+def _entry_name(entry: Entry) -> bytes:
     return entry[0]
 
 
-def identity_of(fd: int) -> tuple[int, int]:
+def device_and_inode(fd: int) -> tuple[int, int]:
     """Return device and inode of what is open."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
@@ -184,7 +185,7 @@ def identity_of(fd: int) -> tuple[int, int]:
 
 def pieces_of(fd: int, status: os.stat_result) -> Iterator[Piece]:
     """Read a file up to the size that the status has; less, where it has become shorter."""
-    read = pieces if is_sparse(status) else _read_chunks
+    read = file_pieces if is_sparse(status) else _read_chunks
     return read(fd, 0, status.st_size)
 
 
@@ -204,13 +205,13 @@ def holds_more(fd: int, status: os.stat_result, limit: int) -> bool:
     return False
 
 
-def pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
+def file_pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
     """Yield the data and holes that lie between two places of a file."""
     for start, stop in _data_extents(fd, begin, end):
-        yield from _parts(start - begin)
+        yield from _parts_of_hole(start - begin)
         yield from _read_chunks(fd, start, stop)
         begin = stop
-    yield from _parts(end - begin)
+    yield from _parts_of_hole(end - begin)
 
 
 def fill_holes(found: Iterable[Piece]) -> Iterator[bytes]:
@@ -236,7 +237,7 @@ def end_file(fd: int) -> None:
     os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR))
 
 
-def _parts(hole: int) -> Iterator[int]:
+def _parts_of_hole(hole: int) -> Iterator[int]:
     while hole > 0:
         yield min(hole, _LONGEST)
         hole -= _LONGEST
@@ -267,7 +268,7 @@ def _data_extents(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
         begin = stop
 
 
-class Copy:
+class TreeCopy:
     """The target side of a copy, which follows a walk through the source. Every failure is the
     target's: OutputError."""
 
@@ -280,25 +281,25 @@ class Copy:
         self._can_clone = sys.platform == "linux"
         with reporting(target, OutputError):
             target.mkdir(mode=0o700)
-        self._descent = Descent(target)
+        self._walk = TreeWalk(target)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close_file()
-        self._descent.close()
+        self._walk.close()
 
-    def begin(self, source: os.stat_result) -> None:
+    def begin_copy(self, source: os.stat_result) -> None:
         """Take the status of the folder that is copied, before anything in it is."""
         self._sources.append(source)
 
     @property
     def fd(self) -> int:
         """The descriptor of the innermost folder."""
-        return self._descent.fd
+        return self._walk.fd
 
-    def finish(self) -> None:
+    def finish_copy(self) -> None:
         """Give the outermost folder its mode and times."""
         with self._named_failure():
             self._finish_folder()
@@ -307,19 +308,19 @@ class Copy:
         """Make a folder, and return the mode that it will have; until it is left we may write
         there."""
         with self._named_failure(name):
-            os.mkdir(name, 0o700, dir_fd=self._descent.fd)
-            self._descent.enter_folder(name)
+            os.mkdir(name, 0o700, dir_fd=self._walk.fd)
+            self._walk.enter_folder(name)
             self._sources.append(source)
-            return stat.S_IFDIR | _harmless_mode(source, os.fstat(self._descent.fd))
+            return stat.S_IFDIR | _harmless_mode(source, os.fstat(self._walk.fd))
 
     def leave_folder(self) -> None:
         """Leave a folder of the copy, and give it its mode and times."""
         with self._named_failure():
             self._finish_folder()
-            self._descent.leave_folder()
+            self._walk.leave_folder()
 
     def _finish_folder(self) -> None:
-        fd, source = self._descent.fd, self._sources.pop()
+        fd, source = self._walk.fd, self._sources.pop()
         os.fchmod(fd, _harmless_mode(source, os.fstat(fd)))
         os.utime(fd, ns=(source.st_atime_ns, source.st_mtime_ns))
 
@@ -327,23 +328,23 @@ class Copy:
         """Make a symbolic link in the copy, and return its status."""
         times = (source.st_atime_ns, source.st_mtime_ns)
         with self._named_failure(name):
-            os.symlink(link, name, dir_fd=self._descent.fd)
-            os.utime(name, ns=times, dir_fd=self._descent.fd, follow_symlinks=False)
-            return os.stat(name, dir_fd=self._descent.fd, follow_symlinks=False)
+            os.symlink(link, name, dir_fd=self._walk.fd)
+            os.utime(name, ns=times, dir_fd=self._walk.fd, follow_symlinks=False)
+            return os.stat(name, dir_fd=self._walk.fd, follow_symlinks=False)
 
-    def remove(self, name: bytes) -> None:
+    def remove_file(self, name: bytes) -> None:
         """Remove a file that was copied."""
         with self._named_failure(name):
-            os.unlink(name, dir_fd=self._descent.fd)
+            os.unlink(name, dir_fd=self._walk.fd)
 
-    def open(self, name: bytes, source: os.stat_result, fd: int) -> int:
+    def open_file(self, name: bytes, source: os.stat_result, fd: int) -> int:
         """Make a file, and return what is to be read instead of the source: the copy itself, where
         blocks are shared."""
         self._name = name
         try:
-            self._file = os.open(name, _NEW, source.st_mode & 0o777, dir_fd=self._descent.fd)
+            self._file = os.open(name, _NEW, source.st_mode & 0o777, dir_fd=self._walk.fd)
         except OSError as error:
-            raise self._failure(error, name) from None
+            raise self._output_error(error, name) from None
         self._is_clone = (
             source.st_size > CHUNK and self._can_clone and self._clone_content(self._file, fd)
         )
@@ -359,14 +360,14 @@ class Copy:
             self._can_clone = False  # another file will fare no better
         return self._can_clone
 
-    def write(self, piece: Piece) -> None:
+    def write_content(self, piece: Piece) -> None:
         """Write a piece, data or a hole, to the open file of the copy."""
         if self._is_clone:
             return
         try:
             write_piece(self._file, piece)
         except OSError as error:
-            raise self._failure(error, self._name) from None
+            raise self._output_error(error, self._name) from None
 
     def link_to(self, first: bytes, name: bytes) -> os.stat_result | None:
         """Give a file that was copied before another name. Return None where that cannot be."""
@@ -374,14 +375,14 @@ class Copy:
             os.link(
                 b"%s/%s" % (os.fsencode(self._target), first),
                 name,
-                dst_dir_fd=self._descent.fd,
+                dst_dir_fd=self._walk.fd,
                 follow_symlinks=False,
             )
-            return os.stat(name, dir_fd=self._descent.fd, follow_symlinks=False)
+            return os.stat(name, dir_fd=self._walk.fd, follow_symlinks=False)
         except OSError:  # too long a path, a folder that is closed to us, too many links
             return None
 
-    def close(self, source: os.stat_result) -> os.stat_result:
+    def finish_file(self, source: os.stat_result) -> os.stat_result:
         """Close the open file, and return the status that it has from now on."""
         try:
             if is_sparse(source) and not self._is_clone:
@@ -392,7 +393,7 @@ class Copy:
                 os.fchmod(self._file, _harmless_mode(source, status))
                 status = os.fstat(self._file)
         except OSError as error:
-            raise self._failure(error, self._name) from None
+            raise self._output_error(error, self._name) from None
         self._close_file()
         return status
 
@@ -407,10 +408,10 @@ class Copy:
         try:
             yield
         except OSError as error:
-            raise self._failure(error, name) from None
+            raise self._output_error(error, name) from None
 
-    def _failure(self, error: OSError, name: bytes) -> OutputError:
-        inner = self._target / os.fsdecode(self._descent.place(name))
+    def _output_error(self, error: OSError, name: bytes) -> OutputError:
+        inner = self._target / os.fsdecode(self._walk.entry_path(name))
         return OutputError(f"{inner}: {os_reason(error)}")
 
 
@@ -444,16 +445,16 @@ def remove_tree(path: Path) -> None:
 def _remove_tree_below(root: Path) -> list[OSError | InputError]:
     """Remove a tree of folders through open folders, and return what failed."""
     try:
-        descent = Descent(root, is_forced=True)
+        walk = TreeWalk(root, is_forced=True)
     except InputError as error:
         return [error]
-    remover = _Remover(descent)
+    remover = _TreeRemover(walk)
     try:
-        descent.visit_tree(remover)
+        walk.visit_tree(remover)
     except (OSError, InputError) as error:
         remover.failures.append(error)
     finally:
-        descent.close()
+        walk.close()
     return remover.failures
 
 
@@ -461,21 +462,23 @@ def _remove_by_paths(root: Path) -> None:
     """Remove what is left with one descriptor at a time: there may have been too few."""
     for folder, folders, files in os.walk(root, topdown=False):
         for name in (*files, *folders):
-            place = Path(folder, name)
+            path = Path(folder, name)
             with suppress(OSError):
-                if name in files or place.is_symlink():
-                    place.unlink()
+                if name in files or path.is_symlink():
+                    path.unlink()
                 else:
-                    place.rmdir()
+                    path.rmdir()
 
 
-class _Remover:
-    def __init__(self, descent: Descent) -> None:
+class _TreeRemover:
+    """Visits a tree and removes what is in it."""
+
+    def __init__(self, walk: TreeWalk) -> None:
         self.failures: list[OSError | InputError] = []
-        self._descent = descent
+        self._walk = walk
 
     def admits_folder(self, name: bytes, status: os.stat_result) -> bool:
-        """Go into every folder."""
+        """Go into every folder of the tree that is removed."""
         return True
 
     def enter_folder(self, name: bytes, status: os.stat_result) -> None:
@@ -485,7 +488,7 @@ class _Remover:
         """Remove what is no folder, and return the folders."""
         for name, _ in files:
             try:
-                os.unlink(name, dir_fd=self._descent.fd)
+                os.unlink(name, dir_fd=self._walk.fd)
             except OSError as error:
                 self.note_failure(name, error)
         return iter([name for name, _ in folders])
@@ -493,7 +496,7 @@ class _Remover:
     def leave_folder(self, name: bytes) -> None:
         """Remove a folder of the tree that is empty by now."""
         try:
-            os.rmdir(name, dir_fd=self._descent.fd)
+            os.rmdir(name, dir_fd=self._walk.fd)
         except OSError as error:
             self.note_failure(name, error)
 

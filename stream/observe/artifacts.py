@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from stream.archive.chain import LAYERS, LayerFiles, chain_of, encode_lines
 from stream.errors import number, os_reason
 from stream.evidence.derive import derive_artifacts
-from stream.files.append import NOT_OURS, RecordedFile, create
+from stream.files.append import NOT_OURS, RecordedFile, create_private_file
 from stream.observe.layers import CaptureResult, last_layers, layers_without_feed
 from stream.records.artifacts import (
     CHAIN_FILE,
@@ -163,7 +163,7 @@ def _memory_of_others(replay: LayerReplay) -> Iterator[str]:
 def _write_artifact(path: Path, pieces: Iterable[bytes]) -> RecordedFile:
     """Write a new file of these pieces and a newline. Raise OSError."""
     digest = hashlib.sha256()
-    with create(path) as file:
+    with create_private_file(path) as file:
         for piece in chain(pieces, (b"\n",)):
             file.write(piece)
             digest.update(piece)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stream.archive.chain import LayerFiles
 from stream.errors import FeedError, RequiredError, UsageError, number
-from stream.files.append import RecordedFile, Reserve
+from stream.files.append import DiskReserve, RecordedFile
 from stream.observe.artifacts import RecordedArtifacts, record_artifacts
 from stream.observe.layers import CaptureResult, runner_events
 from stream.observe.settings import RunSettings
@@ -83,7 +83,7 @@ class KernelRecorder:
         self._files = LayerFiles(settings.folder)
         self._normalize = Normalize(settings.run_id, keeps_writes=True)
         self._times = EventTimeIndex(settings.folder)
-        self._reserve = Reserve(settings.folder)
+        self._reserve = DiskReserve(settings.folder)
         self._feed: Feed | None = None
         self._is_prepared, self._is_closed = Event(), False
         self._capture = RawCapture(feed="absent", reason="it was never begun")

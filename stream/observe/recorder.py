@@ -15,7 +15,7 @@ import msgspec
 from anyio import Event, create_task_group, to_thread
 
 from stream.errors import OutputError, StreamError, number, reporting
-from stream.files.append import NOT_OURS, AppendFile, RecordedFile, is_still
+from stream.files.append import NOT_OURS, AppendFile, RecordedFile, is_file_unchanged
 from stream.observe.constraints import reach_verdict
 from stream.observe.events import (
     CommandReport,
@@ -242,7 +242,7 @@ class RunPhases:
         self.summary.stdout_bytes, self.summary.stderr_bytes = (one.total for one in kept)
         if not self._journal.is_as_written():
             self._record_loss(f"{EVENTS_FILE} {NOT_OURS}")
-        if not is_still(self._settings.folder / METADATA_FILE, self.files[METADATA_FILE]):
+        if not is_file_unchanged(self._settings.folder / METADATA_FILE, self.files[METADATA_FILE]):
             self._record_loss(f"{METADATA_FILE} {NOT_OURS}")
         if self._kernel is not None:
             for trouble in await self._kernel.conclude(self._agent.ending, self.summary):

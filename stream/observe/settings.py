@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from stream import __version__
 from stream.errors import OutputError, UsageError, encodable, os_reason, reporting
-from stream.files.append import RecordedFile, create
+from stream.files.append import RecordedFile, create_private_file
 from stream.observe.agents import Agent, Version, find_agent_version, launched_commands
 from stream.observe.scenario import NUMBERS, UNKNOWN, Scenario
 from stream.process.machine import Clock, system_name, utc_timestamp
@@ -331,7 +331,7 @@ class RunSettings(Struct, kw_only=True):
 def write_document(path: Path, document: Any) -> RecordedFile:
     """Write a document of the run folder in JSON. Raise OutputError."""
     data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
-    with reporting(path, OutputError), create(path) as file:
+    with reporting(path, OutputError), create_private_file(path) as file:
         file.write(data)
     return RecordedFile(digest(data).removeprefix("sha256:"), len(data), len(data))
 

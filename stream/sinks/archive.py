@@ -23,7 +23,7 @@ from stream.archive.writer import (
 )
 from stream.errors import OutputError, reporting
 from stream.files.append import AppendFile
-from stream.files.targets import check_free
+from stream.files.targets import check_target_free
 from stream.pipeline import Batch, Write
 
 #: Called before the archive is packed: returns the id of the run and, by name, the files that the
@@ -60,7 +60,7 @@ class Archive:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
         """Give a writer that takes files and parts of files. Raise StreamError."""
-        check_free(str(self._target), force=self._force)
+        check_target_free(str(self._target), force=self._force)
 
         async def write(batch: Batch[Any]) -> None:
             """Keep the files of a batch, or append its parts in a thread."""

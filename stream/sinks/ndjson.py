@@ -19,8 +19,8 @@ from stream.files.targets import (
     STDOUT_TARGET,
     descriptor_by_name,
     is_regular_target,
-    open_alone,
-    partial,
+    open_locked,
+    partial_path,
 )
 from stream.pipeline import Batch, Write
 from stream.records.control import BOUNDARY, LINES, Control, sentence
@@ -122,9 +122,9 @@ def _open_device(name: str) -> int:
 async def _file_writer(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[WriteBytes]:
     """Write a file that grows as `target.partial`. A clean end gives it its name; anything else
     leaves it so, and a full disk leaves whole lines."""
-    growing = partial(target)
+    growing = partial_path(target)
     with reporting(target, OutputError):
-        file = AppendFile(growing, is_hashed=False).open(open_alone(growing, more=os.O_APPEND))
+        file = AppendFile(growing, is_hashed=False).open(open_locked(growing, more=os.O_APPEND))
     append = wrap(file.append)
 
     async def write(data: bytes) -> None:

@@ -326,7 +326,7 @@ def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[F
         return _run_finding(rule, message, where, mention.line, at, mention.event_id)
 
     try:
-        known = folder.digests.of(ref, "artifact")
+        known = folder.digests.digest_of_file(ref, "artifact")
     except UnusableFileError as fault:
         yield finding(fault.rule, str(fault), "content_ref")
         return
@@ -362,7 +362,7 @@ def manifest_findings(
     root, digests = folder.root, folder.digests
     where = root / run.MANIFEST_FILE
     try:
-        digests.of(run.MANIFEST_FILE, "manifest")
+        digests.digest_of_file(run.MANIFEST_FILE, "manifest")
         manifest = folder.read_document(run.MANIFEST_FILE, Manifest)
     except (UnusableFileError, InputError) as error:
         yield _run_finding("manifest.document", _message_without_path(where, error), where)
@@ -371,7 +371,10 @@ def manifest_findings(
         message = f"{manifest.run_id!r}, but {run.METADATA_FILE} is of {run_id!r}"
         yield _run_finding("folder.run_id", message, where, path="$.run_id")
     try:
-        if digests.of_beginning(run.EVENTS_FILE, manifest.events.bytes) != manifest.events.sha256:
+        if (
+            digests.digest_of_beginning(run.EVENTS_FILE, manifest.events.bytes)
+            != manifest.events.sha256
+        ):
             message = f"the first {manifest.events.bytes} bytes of {run.EVENTS_FILE} were changed"
             yield _run_finding("manifest.events", message, where, path="$.events.sha256")
     except UnusableFileError as fault:
@@ -381,7 +384,7 @@ def manifest_findings(
             continue
         path = f"$.files[{index}]"
         try:
-            size, digest = digests.of(listed.path, "manifest")
+            size, digest = digests.digest_of_file(listed.path, "manifest")
         except UnusableFileError as fault:
             yield _run_finding(fault.rule, str(fault), where, path=f"{path}.path")
             continue
@@ -421,7 +424,7 @@ def _diff_findings(metadata: RunMetadata | None, folder: RunFolder) -> Iterator[
     refs = (diff.artifact.get("content_ref") for diff in diffs)
     ref = next((ref for ref in refs if isinstance(ref, str)), run.DIFF_FILE)
     try:
-        folder.digests.of(ref, "artifact")
+        folder.digests.digest_of_file(ref, "artifact")
     except UnusableFileError:
         return
     diff = folder.root / ref

@@ -24,7 +24,7 @@ from stream.records.run import (
     RunMetadata,
 )
 from stream.workspace.listing import exact_path
-from stream.workspace.patch import means_git
+from stream.workspace.patch import is_git_path
 
 _TEMPORARY = b".stream-apply-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -70,7 +70,7 @@ def plan_changes(
         )
     listed = []
     for number, change in enumerate(changes, 1):
-        if _leads_out(path_of(change)):
+        if _leads_out_of_folder(path_of_change(change)):
             raise InputError(f"{run / CHANGES_FILE}:{number}: `$.path`: leads out of the workspace")
         listed.append(change)
     plan = ApplyPlan(workspace, target, [], 0, 0, [])
@@ -81,10 +81,10 @@ def plan_changes(
 
 def apply_plan(plan: ApplyPlan) -> None:
     """Make the changes of a plan. Raise OutputError, which says how far it came."""
-    order = sorted(plan.todo, key=path_of)
+    order = sorted(plan.todo, key=path_of_change)
     made: _Made = {}
     steps: list[tuple[FsChange, Callable[[int, int, FsChange], None]]] = [
-        *((change, _remove) for change in reversed(order) if _is_entry_to_go(change)),
+        *((change, _remove_entry) for change in reversed(order) if _is_entry_to_go(change)),
         *((change, partial(_make_entry, made)) for change in order if change.after),
         # Deepest first: what a folder will not allow has been done in it by then.
         *((change, _set_folder_mode) for change in reversed(order) if _is_folder(change.after)),
@@ -95,12 +95,12 @@ def apply_plan(plan: ApplyPlan) -> None:
                 step(ours, theirs, change)
             except OSError as error:
                 raise OutputError(
-                    f"{plan.target / os.fsdecode(path_of(change))}: {os_reason(error)}; "
+                    f"{plan.target / os.fsdecode(path_of_change(change))}: {os_reason(error)}; "
                     f"{number} of {len(steps)} steps were done"
                 ) from None
 
 
-def path_of(change: FsChange) -> bytes:
+def path_of_change(change: FsChange) -> bytes:
     """Return the exact path of a change."""
     return exact_path(change.path, change.path_base64)
 
@@ -108,7 +108,7 @@ def path_of(change: FsChange) -> bytes:
 # ---------------------------------------------------------------- comparing
 
 
-def _leads_out(path: bytes) -> bool:
+def _leads_out_of_folder(path: bytes) -> bool:
     return b"\0" in path or not {b"", b".", b".."}.isdisjoint(path.split(b"/"))
 
 
@@ -116,7 +116,9 @@ def _compare_with_target(
     changes: Sequence[FsChange], ours: int, theirs: int, plan: ApplyPlan
 ) -> None:
     """Sort the changes of a run into those that the target has, can take, and conflicts with."""
-    taken = [(change, path) for change in changes if not means_git(path := path_of(change))]
+    taken = [
+        (change, path) for change in changes if not is_git_path(path := path_of_change(change))
+    ]
     plan.inside_git = len(changes) - len(taken)
     going = {path for change, path in taken if _is_entry_to_go(change)}
     coming = {path for change, path in taken if _is_folder(change.after)}
@@ -223,14 +225,14 @@ def _is_entry_to_go(change: FsChange) -> bool:
 # ---------------------------------------------------------------- doing
 
 
-def _remove(_: int, theirs: int, change: FsChange) -> None:
-    with _opened_parent(theirs, path_of(change), for_writing=True) as (parent, name):
+def _remove_entry(_: int, theirs: int, change: FsChange) -> None:
+    with _opened_parent(theirs, path_of_change(change), for_writing=True) as (parent, name):
         (os.rmdir if _is_folder(change.before) else os.unlink)(name, dir_fd=parent)
 
 
 def _make_entry(made: _Made, ours: int, theirs: int, change: FsChange) -> None:
     """Make the file, link or folder of a change in the target, in one step."""
-    path, after = path_of(change), change.after
+    path, after = path_of_change(change), change.after
     assert after
     with _opened_parent(theirs, path, for_writing=True) as (parent, name):
         if after.kind == "dir":
@@ -257,13 +259,13 @@ def _link_entry(
     made: _Made, ours: int, theirs: int, change: FsChange, parent: int, temporary: bytes
 ) -> bool:
     """Give a file that was made before another name, where it has both in the workspace."""
-    with _opened_parent(ours, path_of(change)) as (folder, name):
+    with _opened_parent(ours, path_of_change(change)) as (folder, name):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     first = made.setdefault((status.st_dev, status.st_ino), change)
     if first is change or first.after != change.after:
         return False
     try:
-        with _opened_parent(theirs, path_of(first)) as (folder, name):
+        with _opened_parent(theirs, path_of_change(first)) as (folder, name):
             os.link(name, temporary, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
     except OSError:  # it becomes a file of its own
         return False
@@ -289,7 +291,7 @@ def _copy_content(ours: int, path: bytes, parent: int, temporary: bytes, after: 
 def _set_folder_mode(_: int, theirs: int, change: FsChange) -> None:
     """Give a folder of the target the mode that it has after the run."""
     assert change.after
-    with _opened_parent(theirs, path_of(change)) as (parent, name):
+    with _opened_parent(theirs, path_of_change(change)) as (parent, name):
         fd = os.open(name, FOLDER, dir_fd=parent)
         try:
             os.fchmod(fd, int(change.after.mode, 8) & _PERMISSIONS)

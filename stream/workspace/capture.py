@@ -22,12 +22,12 @@ from stream.workspace.changes import ChangeSet, find_changes
 from stream.workspace.listing import Redact, Summary, write_changes
 from stream.workspace.patch import find_git
 from stream.workspace.snapshot import (
-    Cancelled,
     Skipped,
     Snapshot,
+    SnapshotCancelled,
     Store,
+    copy_folder,
     empty_snapshot,
-    take_copy,
     take_snapshot,
 )
 
@@ -122,18 +122,18 @@ class WorkspaceCapture:
         }
         try:
             before = self._before = self._take_snapshot()
-        except Cancelled:
+        except SnapshotCancelled:
             return PreparedWorkspace(f"workspace_mode={self._mode} interrupted", facts)
         except OSError as error:
             raise OutputError(f"{self._workspace}: {error.strerror}") from None
         self._mounts = mounts_below(self._workspace)
         skipped = before.skipped
-        count = 0 if self._mode == "empty" else before.count()
+        count = 0 if self._mode == "empty" else before.count_entries()
         facts |= {
             "entries": count,
             "bytes": self._store.end,
             "skipped": len(skipped),
-            "skipped_paths": _first(skipped),
+            "skipped_paths": _first_skipped(skipped),
             "leads_back": self._warn_of_links_back(before),
         }
         text = f"workspace_mode={self._mode} entries={count} skipped={len(skipped)}"
@@ -141,22 +141,22 @@ class WorkspaceCapture:
 
     def _take_snapshot(self) -> Snapshot:
         """Take the snapshot of the workspace: of an empty folder, of the source, or of a copy."""
-        place, store, leave_out = self._workspace, self._store, self._leave_out
+        workspace, store, leave_out = self._workspace, self._store, self._leave_out
         if self._mode == "empty":
-            place.mkdir(mode=0o700, exist_ok=True)
-            return empty_snapshot(place)
+            workspace.mkdir(mode=0o700, exist_ok=True)
+            return empty_snapshot(workspace)
         if self._mode == "here":
-            return take_snapshot(place, store, leave_out, self._is_cancelled)
+            return take_snapshot(workspace, store, leave_out, self._is_cancelled)
         assert self._source is not None
         try:
-            return take_copy(self._source, place, store, leave_out, self._is_cancelled)
+            return copy_folder(self._source, workspace, store, leave_out, self._is_cancelled)
         except StreamError:
-            remove_tree(place)
+            remove_tree(workspace)
             raise
 
     def _warn_of_links_back(self, before: Snapshot) -> list[str]:
         """Say where what is done in a copy is done to its source."""
-        back = [_text(path) for path in before.leading_back]
+        back = [_path_as_text(path) for path in before.leading_back]
         source = self._source
         if source is not None and (source / ".git").is_file():
             back.insert(0, ".git")
@@ -165,7 +165,7 @@ class WorkspaceCapture:
                 " git in the copy, it does there"
             )
         elif source is not None and not (source / ".git").exists():
-            above = next((place for place in source.parents if (place / ".git").exists()), None)
+            above = next((folder for folder in source.parents if (folder / ".git").exists()), None)
             if above is not None:
                 self._on_warning(
                     f"{source} is a part of the repository {above}, which is not in the copy: git"
@@ -174,7 +174,7 @@ class WorkspaceCapture:
         missing = [one for one in before.skipped if one.reason != "left out"]
         if missing:
             self._on_warning(
-                f"not in the copy, or not for sure: {_text(missing[0].path)}"
+                f"not in the copy, or not for sure: {_path_as_text(missing[0].path)}"
                 f" ({missing[0].reason}), {len(missing)} in all"
             )
         links = len(before.leading_back)
@@ -202,7 +202,7 @@ class WorkspaceCapture:
                 git=self._git,
                 exited=exited,
                 redact=self._redactor(),
-                shown=MOST_PATHS,
+                listed=MOST_PATHS,
             )
             kept = {DIFF_FILE: found.patch, CHANGES_FILE: recorded_file(listing)}
         except (StreamError, OSError) as error:
@@ -220,7 +220,7 @@ class WorkspaceCapture:
             kept,
             found,
             len(changes.unknown),
-            _first(changes.unknown),
+            _first_skipped(changes.unknown),
             self._why_incomplete(changes, found),
         )
 
@@ -235,7 +235,7 @@ class WorkspaceCapture:
         if changes.is_of_another:
             return EXCHANGED
         if hidden := mounts_below(self._workspace).items() - self._mounts.items():
-            return HIDDEN.format(_text(min(path for _, path in hidden)))
+            return HIDDEN.format(_path_as_text(min(path for _, path in hidden)))
         return "some of the workspace could not be read" if found.is_incomplete else ""
 
 
@@ -255,9 +255,9 @@ def mounts_below(folder: Path) -> dict[bytes, bytes]:
     return points
 
 
-def _text(path: bytes) -> str:
+def _path_as_text(path: bytes) -> str:
     return path.decode(errors="backslashreplace")
 
 
-def _first(found: Sequence[Skipped]) -> list[dict[str, str]]:
-    return [{"path": _text(one.path), "reason": one.reason} for one in found[:MOST_PATHS]]
+def _first_skipped(found: Sequence[Skipped]) -> list[dict[str, str]]:
+    return [{"path": _path_as_text(one.path), "reason": one.reason} for one in found[:MOST_PATHS]]

@@ -13,7 +13,15 @@ from msgspec import Struct
 
 from stream.errors import InputError
 from stream.files.inside import FILE, Kind, kind_of_entry
-from stream.files.trees import Descent, Entry, Piece, fill_holes, holds_more, identity_of, pieces_of
+from stream.files.trees import (
+    Entry,
+    Piece,
+    TreeWalk,
+    device_and_inode,
+    fill_holes,
+    holds_more,
+    pieces_of,
+)
 from stream.workspace.snapshot import (
     LARGEST,
     NOWHERE,
@@ -40,19 +48,19 @@ class State(Struct):
     mode: int  #: with the kind
     size: int = 0
     ctime: int = 0
-    place: int = NOWHERE  #: of the content, or of a link's target, in the store
+    store_offset: int = NOWHERE  #: of the content, or of a link's target, in the store
     digest: bytes | None = None  #: SHA-256 of a content that is too large to be kept
     goes_round: bool = False  #: a link that leads to itself, and was replaced by a folder
 
     @property
     def is_kept(self) -> bool:
         """Tell whether its content is in the store."""
-        return self.place >= 0
+        return self.store_offset >= 0
 
-    def holds_as(self, other: State | EntryRecord) -> bool:
+    def has_same_content(self, other: State | EntryRecord) -> bool:
         """Tell whether two contents are the same: what is the same is kept once. What is empty has
-        no place of its own."""
-        return self.is_kept and (self.place, self.size) == (other.place, other.size)
+        no offset of its own."""
+        return self.is_kept and (self.store_offset, self.size) == (other.store_offset, other.size)
 
 
 class Change(Struct):
@@ -79,46 +87,48 @@ class ChangeSet(Struct):
 def find_changes(before: Snapshot, root: Path, store: Store) -> ChangeSet:
     """Compare a folder with its snapshot. Nothing may write into it any longer. Raise
     InputError."""
-    descent = Descent(root)
+    walk = TreeWalk(root)
     try:
-        is_of_another = before.identity not in (None, identity_of(descent.fd))
-        if root.is_symlink() and identity_of(descent.fd) != before.identity:
+        is_of_another = before.identity not in (None, device_and_inode(walk.fd))
+        if root.is_symlink() and device_and_inode(walk.fd) != before.identity:
             raise InputError(f"{root}: has become a link to another folder")
-        finder = _Finder(before, descent, store)
-        descent.visit_tree(finder)
+        finder = _ChangeFinder(before, walk, store)
+        walk.visit_tree(finder)
         store.flush()
     finally:
-        descent.close()
+        walk.close()
     finder.found.sort(key=lambda change: change.path)
     return ChangeSet(finder.found, finder.unknown, is_of_another)
 
 
-class _Finder:
-    def __init__(self, before: Snapshot, descent: Descent, store: Store) -> None:
+class _ChangeFinder:
+    """Visits a folder and compares what it holds with a snapshot."""
+
+    def __init__(self, before: Snapshot, walk: TreeWalk, store: Store) -> None:
         self.found: list[Change] = []
         self.unknown: list[Skipped] = []
         self._before = before
-        self._descent = descent
+        self._walk = walk
         self._store = store
-        self._nodes: list[FolderRecords | None] = [before.root]
+        self._folders: list[FolderRecords | None] = [before.root]
         # Whichever clock is behind, ours or that of the files: what is as late as this may have
         # changed afterwards within one tick.
-        self._late = min(before.ended, max(one.latest for one in before.root.walk())) - TICK
+        self._late = min(before.ended, max(one.latest for one in before.root.walk_folders())) - TICK
 
     def admits_folder(self, name: bytes, status: os.stat_result) -> bool:
-        """Go into every folder."""
+        """Go into every folder of the workspace."""
         return True
 
     def enter_folder(self, name: bytes, status: os.stat_result) -> None:
         """Go on with what the snapshot has of a folder, if it has one."""
-        parent = self._nodes[-1]
-        self._nodes.append(parent.folders.get(name) if parent else None)
+        parent = self._folders[-1]
+        self._folders.append(parent.folders.get(name) if parent else None)
 
     def visit_folder(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
         """Compare a folder with its snapshot, and return the folders in it."""
-        node = self._nodes[-1] or FolderRecords(0)
-        if not self._is_as_before(node, files, folders):
-            old: dict[bytes, EntryRecord | FolderRecords] = {**node.records(), **node.folders}
+        node = self._folders[-1] or FolderRecords(0)
+        if not self._is_folder_unchanged(node, files, folders):
+            old: dict[bytes, EntryRecord | FolderRecords] = {**node.entry_records(), **node.folders}
             now = dict(files + folders)
             for name in sorted(old.keys() | now.keys()):
                 self._compare_entry(name, old.get(name), now.get(name))
@@ -126,14 +136,16 @@ class _Finder:
         return iter([name for name, _ in folders if name not in unknown])
 
     def leave_folder(self, name: bytes) -> None:
-        """Go back to the folder above."""
-        self._nodes.pop()
+        """Go back to the folder above in the workspace."""
+        self._folders.pop()
 
     def note_failure(self, name: bytes, error: OSError) -> None:
-        """Note a path that could not be read."""
-        self._doubt(name, "unreadable")
+        """Note a path of the workspace that could not be read."""
+        self._add_unknown_path(name, "unreadable")
 
-    def _is_as_before(self, node: FolderRecords, files: list[Entry], folders: list[Entry]) -> bool:
+    def _is_folder_unchanged(
+        self, node: FolderRecords, files: list[Entry], folders: list[Entry]
+    ) -> bool:
         """Compare the status of all that lies in a folder; its folders are visited one by one."""
         return (
             node.latest < self._late
@@ -163,14 +175,14 @@ class _Finder:
         if not before and not after:
             return
         if before and before.kind == "symlink" and after and after.kind == "dir":
-            path = self._descent.place(name)
+            path = self._walk.entry_path(name)
             before.goes_round = _link_goes_round(self._before, self._store, path)
-        self._add_change(self._descent.place(name), before, after)
+        self._add_change(self._walk.entry_path(name), before, after)
         if isinstance(was, FolderRecords) and not (after and after.kind == "dir"):
             self._add_removals_below(name, was)
 
     def _is_untouched(self, record: EntryRecord, status: os.stat_result) -> bool:
-        return record.ctime < self._late and record.is_of(status)
+        return record.ctime < self._late and record.has_status(status)
 
     def _is_same_state(self, record: EntryRecord, after: State, status: os.stat_result) -> bool:
         """Tell whether nothing was changed: neither touching a file, nor writing into it what it
@@ -180,10 +192,10 @@ class _Finder:
         if after.kind in ("fifo", "socket"):
             return True
         if after.is_kept:
-            return after.holds_as(record)
+            return after.has_same_content(record)
         if after.digest:
-            return after.digest == self._before.digest(record.place)
-        return record.is_of(status)  # of what cannot be read there is nothing but its status
+            return after.digest == self._before.digest_at(record.store_offset)
+        return record.has_status(status)  # of what cannot be read there is nothing but its status
 
     def _read_entry(
         self, name: bytes, status: os.stat_result, record: EntryRecord | None
@@ -194,10 +206,10 @@ class _Finder:
         )
         try:
             if state.kind == "symlink":
-                link = os.readlink(name, dir_fd=self._descent.fd)
+                link = os.readlink(name, dir_fd=self._walk.fd)
                 self._keep_link(state, link, record)
             elif state.kind == "file":
-                fd = os.open(name, FILE, dir_fd=self._descent.fd)
+                fd = os.open(name, FILE, dir_fd=self._walk.fd)
                 try:
                     self._keep_file(state, fd, name, record)
                 finally:
@@ -205,16 +217,16 @@ class _Finder:
         except FileNotFoundError:
             return None
         except OSError:
-            self._doubt(name, "unreadable")
+            self._add_unknown_path(name, "unreadable")
         return state
 
     def _keep_link(self, state: State, link: bytes, record: EntryRecord | None) -> None:
         """Keep the target of a symbolic link in the store, if the snapshot has not got it."""
         state.size = len(link)
         if record and self._holds_content(record, [link], len(link)):
-            state.place = record.place
+            state.store_offset = record.store_offset
         else:
-            state.place = self._store.end
+            state.store_offset = self._store.end
             self._store.add_piece(link)
 
     def _keep_file(self, state: State, fd: int, name: bytes, record: EntryRecord | None) -> None:
@@ -225,8 +237,10 @@ class _Finder:
             raise OSError("it is something else by now")
         state.mode, state.size, state.ctime = status.st_mode, status.st_size, status.st_ctime_ns
         if record and self._holds_content(record, pieces_of(fd, status), state.size):
-            state.place = record.place
-        elif holds_more(fd, status, LARGEST) or (record and self._before.digest(record.place)):
+            state.store_offset = record.store_offset
+        elif holds_more(fd, status, LARGEST) or (
+            record and self._before.digest_at(record.store_offset)
+        ):
             from hashlib import sha256
 
             hashed = sha256()
@@ -234,18 +248,18 @@ class _Finder:
                 hashed.update(chunk)
             state.digest = hashed.digest()
         else:
-            place = self._store.end
+            offset = self._store.end
             for piece in pieces_of(fd, status):
                 self._store.add_piece(piece)
-            state.size, state.place = self._store.end - place, place
+            state.size, state.store_offset = self._store.end - offset, offset
         if os.fstat(fd).st_mtime_ns != status.st_mtime_ns or state.size != status.st_size:
-            self._doubt(name, "unsteady")
+            self._add_unknown_path(name, "unsteady")
 
     def _holds_content(self, record: EntryRecord, found: Iterable[Piece], size: int) -> bool:
         """Tell whether the snapshot's content of an entry was this."""
-        if record.size != size or record.place < 0:
+        if record.size != size or record.store_offset < 0:
             return False
-        return self._store.holds_content(record.place, size, found)
+        return self._store.holds_content(record.store_offset, size, found)
 
     def _state_before(self, was: EntryRecord | FolderRecords | None) -> State | None:
         """Return the state that an entry of the snapshot had before the run."""
@@ -253,15 +267,17 @@ class _Finder:
             return None
         if isinstance(was, FolderRecords):
             return State("dir", was.mode)
-        digest = self._before.digest(was.place)
-        return State(kind_of_entry(was.mode), was.mode, was.size, was.ctime, was.place, digest)
+        digest = self._before.digest_at(was.store_offset)
+        return State(
+            kind_of_entry(was.mode), was.mode, was.size, was.ctime, was.store_offset, digest
+        )
 
     def _add_removals_below(self, name: bytes, folder: FolderRecords) -> None:
         """Add the removal of all that the snapshot has below a folder."""
-        todo = [(self._descent.place(name), folder)]
+        todo = [(self._walk.entry_path(name), folder)]
         while todo:
             path, node = todo.pop()
-            for inner, record in node.records().items():
+            for inner, record in node.entry_records().items():
                 self._add_change(b"%s/%s" % (path, inner), self._state_before(record), None)
             for inner, deeper in node.folders.items():
                 self._add_change(b"%s/%s" % (path, inner), self._state_before(deeper), None)
@@ -270,8 +286,8 @@ class _Finder:
     def _add_change(self, path: bytes, before: State | None, after: State | None) -> None:
         self.found.append(Change(path, before, after))
 
-    def _doubt(self, name: bytes, reason: Reason) -> None:
-        self.unknown.append(Skipped(self._descent.place(name), reason))
+    def _add_unknown_path(self, name: bytes, reason: Reason) -> None:
+        self.unknown.append(Skipped(self._walk.entry_path(name), reason))
 
 
 def _link_goes_round(snapshot: Snapshot, store: Store, path: bytes) -> bool:
@@ -293,13 +309,13 @@ def _link_goes_round(snapshot: Snapshot, store: Store, path: bytes) -> bool:
         if inner:
             way.append(inner)
             continue
-        record = way[-1].records().get(name)
-        if not record or not stat.S_ISLNK(record.mode) or record.place < 0:
+        record = way[-1].entry_records().get(name)
+        if not record or not stat.S_ISLNK(record.mode) or record.store_offset < 0:
             return False
         passed += 1
         if passed > _MOST:
             return True
-        target = b"".join(store.read_content(record.place, record.size))
+        target = b"".join(store.read_content(record.store_offset, record.size))
         if target.startswith(b"/"):
             return False
         todo.extend(target.split(b"/")[::-1])

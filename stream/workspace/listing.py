@@ -12,10 +12,10 @@ from pathlib import Path
 from msgspec import UNSET, Struct, UnsetType, field
 
 from stream.errors import OutputError, reporting
-from stream.files.append import RecordedFile, create, recorded_file
+from stream.files.append import RecordedFile, create_private_file, recorded_file
 from stream.records.run import FS_CHANGE, FileState, FsChange, Reason, encode_change
 from stream.workspace.changes import TICK, Change, ChangeSet, State
-from stream.workspace.patch import PatchMaker, means_git
+from stream.workspace.patch import PatchMaker, is_git_path
 from stream.workspace.snapshot import LARGEST, Store
 
 _LONGEST = 4_000  #: bytes; git opens whole paths, and a system takes 4,096 at most
@@ -54,7 +54,7 @@ def _reason_of(change: Change, path: bytes) -> Reason | None:
     states = [state for state in (change.before, change.after) if state]
     if re.search(_INSIDE_GIT, path):
         return "inside-git"
-    if means_git(path) or (
+    if is_git_path(path) or (
         re.search(_REFUSED_LINK, path) and any(state.kind == "symlink" for state in states)
     ):
         return "refused-name"
@@ -70,7 +70,7 @@ def _reason_of(change: Change, path: bytes) -> Reason | None:
     before, after = change.before, change.after
     if not (is_leaf(before) or is_leaf(after)):
         return "mode-bits" if before and after else "folder"
-    if before and after and before.holds_as(after) and git_mode(before) == git_mode(after):
+    if before and after and before.has_same_content(after) and git_mode(before) == git_mode(after):
         return "mode-bits"
     return None
 
@@ -162,20 +162,20 @@ def write_changes(
     git: str,
     exited: int | None,
     redact: Redact | None = None,
-    shown: int = 100,
+    listed: int = 100,
 ) -> Summary:
     """Write the patch and the listing. Raise OutputError; then neither of them is there.
 
     `git`: from find_git. `exited`: wall-clock ns when the agent itself was last seen alive; None
     where nothing outlived it.
     """
-    writer = _Writer(changes, store, redact, exited)
+    writer = _ListingWriter(changes, store, redact, exited)
     maker = PatchMaker(git, patch)
     try:
-        with reporting(listing, OutputError), create(listing) as lines:
-            lines.writelines(writer.lines(maker))
+        with reporting(listing, OutputError), create_private_file(listing) as lines:
+            lines.writelines(writer.listing_lines(maker))
         with reporting(patch, OutputError):
-            maker.write()
+            maker.write_patch()
             written = recorded_file(patch)
     except BaseException:
         for path in (patch, listing):
@@ -183,10 +183,10 @@ def write_changes(
         raise
     finally:
         maker.close()
-    return writer.summary(shown, written)
+    return writer.listing_summary(listed, written)
 
 
-class _Writer(Struct):
+class _ListingWriter(Struct):
     """Writes the listing line by line, and keeps count."""
 
     changes: ChangeSet
@@ -197,7 +197,7 @@ class _Writer(Struct):
     reasons: Counter[str] = field(default_factory=Counter)
     counted: list[bytes] = field(default_factory=list)
 
-    def lines(self, maker: PatchMaker) -> Iterator[bytes]:
+    def listing_lines(self, maker: PatchMaker) -> Iterator[bytes]:
         """Yield the listing; what the patch is made of goes to its maker meanwhile."""
         changes = self.changes.items
         paths = [self.redact(one.path) if self.redact else one.path for one in changes]
@@ -208,7 +208,7 @@ class _Writer(Struct):
             self._count_change(change, path, record)
             yield encode_change(record) + b"\n"
 
-    def summary(self, shown: int, patch: RecordedFile) -> Summary:
+    def listing_summary(self, listed: int, patch: RecordedFile) -> Summary:
         """Return the figures of the listing, with the first changed paths."""
         return Summary(
             total=len(self.counted),
@@ -218,7 +218,7 @@ class _Writer(Struct):
             in_patch=self.counts["in_patch"],
             inside_git=self.reasons["inside-git"],
             not_in_patch=dict(sorted(self.reasons.items())),
-            paths=[shown_path(path)[0] for path in self.counted[:shown]],
+            paths=[text_of_path(path)[0] for path in self.counted[:listed]],
             has_after_exit=self.counts["after_exit"] > 0,
             is_incomplete=bool(self.changes.unknown or self.reasons["unreadable"]),
             patch=patch,
@@ -240,22 +240,22 @@ class _Writer(Struct):
         self, change: Change, path: bytes, reason: Reason | None, maker: PatchMaker
     ) -> FsChange:
         """Make the record of a changed path, and give its contents to the patch."""
-        before, after = self._shown_content(change.before), self._shown_content(change.after)
-        if before and after and before.is_as(after) and reason is None:
+        before, after = self._redacted_content(change.before), self._redacted_content(change.after)
+        if before and after and before.has_same_content(after) and reason is None:
             reason = "redacted"
         for content in (before, after):
             if content:
-                content.read(maker if reason is None else None)
+                content.read_content(maker if reason is None else None)
         if reason is None and (before or after):
             maker.add_path(path, *(side.git_mode if side else None for side in (before, after)))
-        text, base64 = shown_path(path)
+        text, base64 = text_of_path(path)
         return FsChange(
             schema=FS_CHANGE,
             path=text,
             path_base64=base64,
             change=change.what,
-            before=self._shown_state(change.before, before),
-            after=self._shown_state(change.after, after),
+            before=self._describe_state(change.before, before),
+            after=self._describe_state(change.after, after),
             in_patch=reason is None,
             not_in_patch=reason,
             after_exit=self._is_after_exit(change.after),
@@ -269,7 +269,7 @@ class _Writer(Struct):
             return None
         return after.ctime > self.exited
 
-    def _shown_content(self, state: State | None) -> _Content | None:
+    def _redacted_content(self, state: State | None) -> _Content | None:
         """Return a content from the store as it may be shown: redacted, if asked to."""
         if not state or not state.is_kept or not is_leaf(state):
             return None
@@ -277,26 +277,26 @@ class _Writer(Struct):
             return None
         if not self.redact:
             return _Content(
-                git_mode(state), state.size, self.store.read_content(state.place, state.size)
+                git_mode(state), state.size, self.store.read_content(state.store_offset, state.size)
             )
-        data = self.redact(b"".join(self.store.read_content(state.place, state.size)))
+        data = self.redact(b"".join(self.store.read_content(state.store_offset, state.size)))
         return _Content(git_mode(state), len(data), [data], data)
 
-    def _shown_state(self, state: State | None, content: _Content | None) -> FileState | None:
+    def _describe_state(self, state: State | None, content: _Content | None) -> FileState | None:
         """Describe a path before or after the run for the listing."""
         if not state:
             return None
-        shown = FileState(
+        described = FileState(
             kind=state.kind, mode=f"{stat.S_IMODE(state.mode):04o}", bytes=None, sha256=None
         )
         if content:
-            shown.bytes, shown.sha256 = content.size, content.sha256
+            described.bytes, described.sha256 = content.size, content.sha256
             if state.kind == "symlink":
-                shown.target, shown.target_base64 = shown_path(content.begin)
+                described.target, described.target_base64 = text_of_path(content.begin)
         elif state.kind == "file" and not self.redact:
-            shown.bytes = state.size
-            shown.sha256 = state.digest.hex() if state.digest else None
-        return shown
+            described.bytes = state.size
+            described.sha256 = state.digest.hex() if state.digest else None
+        return described
 
 
 class _Content(Struct):
@@ -309,12 +309,12 @@ class _Content(Struct):
     sha256: str = ""
     begin: bytes = b""
 
-    def is_as(self, other: _Content) -> bool:
+    def has_same_content(self, other: _Content) -> bool:
         """Tell whether a redaction has made two contents the same."""
         mine, others = (self.data, self.git_mode), (other.data, other.git_mode)
         return self.data is not None and mine == others
 
-    def read(self, maker: PatchMaker | None) -> None:
+    def read_content(self, maker: PatchMaker | None) -> None:
         """Read the content once, for the digest and for the patch."""
         chunks = self._digested_chunks()
         if maker:
@@ -335,7 +335,7 @@ class _Content(Struct):
         self.sha256 = hashed.hexdigest()
 
 
-def shown_path(name: bytes) -> tuple[str, str | UnsetType]:
+def text_of_path(name: bytes) -> tuple[str, str | UnsetType]:
     """Return a path as (text for people, its exact bytes in base64 where the text is not them)."""
     try:
         return name.decode(), UNSET

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 from msgspec import Struct
 
 from stream.errors import InputError, OutputError, StreamError, os_reason, printable
-from stream.files.append import create
+from stream.files.append import create_private_file
 from stream.files.trees import remove_tree
 
 if TYPE_CHECKING:
@@ -78,19 +78,19 @@ def why_patch_inapplicable(patch: Path, workspace: Path) -> str:
 
 
 def _run_git_apply(words: list[str], workspace: Path | None) -> str:
-    """Run `git apply` on a patch with a repository of its own; return its complaint, or nothing."""
+    """Run `git apply` on a patch with a repository of its own; return what it objects to, or nothing."""
     import subprocess
 
     with tempfile.TemporaryDirectory(prefix="stream-check-") as scratch:
-        own = Path(scratch) / "git"
-        _make_repository(own)
-        (own / "info" / "attributes").write_text(ATTRIBUTES)
-        place = workspace or own
+        repository = Path(scratch) / "git"
+        _make_repository(repository)
+        (repository / "info" / "attributes").write_text(ATTRIBUTES)
+        folder = workspace or repository
         try:
             done = subprocess.run(
                 ["git", "apply", *words],
-                cwd=place,
-                env=_git_environment(own, place),
+                cwd=folder,
+                env=_git_environment(repository, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -106,14 +106,14 @@ def _run_git_apply(words: list[str], workspace: Path | None) -> str:
     return f"git says: {printable(_first_error(done.stderr))[:240] or f'exit {done.returncode}'}"
 
 
-def _make_repository(own: Path) -> None:
-    """Make a repository that is as empty as one can be."""
+def _make_repository(folder: Path) -> None:
+    """Make a git repository that is as empty as one can be."""
     for name in ("objects", "refs", "info"):
-        (own / name).mkdir(parents=True)
-    (own / "HEAD").write_text(_HEAD)
+        (folder / name).mkdir(parents=True)
+    (folder / "HEAD").write_text(_HEAD)
 
 
-def _git_environment(own: Path, work_tree: Path | None = None) -> dict[str, str]:
+def _git_environment(repository: Path, work_tree: Path | None = None) -> dict[str, str]:
     """Return an environment in which git finds nothing that a user, or a repository around, has
     configured."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -126,9 +126,9 @@ def _git_environment(own: Path, work_tree: Path | None = None) -> dict[str, str]
         **kept,
         **around,
         "LC_ALL": "C",
-        "HOME": str(own),
-        "XDG_CONFIG_HOME": str(own),
-        "GIT_DIR": str(own),
+        "HOME": str(repository),
+        "XDG_CONFIG_HOME": str(repository),
+        "GIT_DIR": str(repository),
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_ATTR_NOSYSTEM": "1",
@@ -159,7 +159,7 @@ class PatchMaker:
         mark = self._marks - (1 if before and after else 0)
         for mode, tree in zip((before, after), self._trees, strict=True):
             if mode:
-                tree.append(b"M %s :%d %s\n" % (mode.encode(), mark, _quoted(path)))
+                tree.append(b"M %s :%d %s\n" % (mode.encode(), mark, _quoted_git_path(path)))
                 mark += 1
 
     def put_content(self, size: int, chunks: Iterable[bytes]) -> None:
@@ -170,10 +170,10 @@ class PatchMaker:
             self._send_to_importer(chunk)
         self._send_to_importer(b"\n")
 
-    def write(self) -> None:
+    def write_patch(self) -> None:
         """Write the patch: empty, and without any git, where nothing was added."""
         if not self._marks:
-            create(self._patch).close()
+            create_private_file(self._patch).close()
             return
         for reference, tree in zip((_BEFORE, _AFTER), self._trees, strict=True):
             self._send_to_importer(
@@ -187,9 +187,9 @@ class PatchMaker:
         assert self._importer.stdin
         with suppress(BrokenPipeError):  # it says why
             self._importer.stdin.close()
-        self._wait_for(self._importer)
-        with create(self._patch) as patch:
-            self._wait_for(self._start_git([*_DIFF, *_PLAIN, _BEFORE, _AFTER], None, patch))
+        self._wait_for_git(self._importer)
+        with create_private_file(self._patch) as patch:
+            self._wait_for_git(self._start_git([*_DIFF, *_PLAIN, _BEFORE, _AFTER], None, patch))
         if not self._patch.stat().st_size:
             raise OutputError(f"{self._patch}: git: it wrote nothing")
 
@@ -214,7 +214,7 @@ class PatchMaker:
         try:
             self._importer.stdin.write(data)
         except BrokenPipeError:
-            self._wait_for(self._importer)
+            self._wait_for_git(self._importer)
             raise
 
     def _prepare_repository(self) -> None:
@@ -242,7 +242,7 @@ class PatchMaker:
             start_new_session=True,
         )
 
-    def _wait_for(self, process: Popen[bytes]) -> None:
+    def _wait_for_git(self, process: Popen[bytes]) -> None:
         if code := process.wait():
             raise OutputError(
                 f"{self._patch}: git: {self._git_error_message() or f'exit code {code}'}"
@@ -265,12 +265,12 @@ class PatchMaker:
         return _first_error(stderr) or stderr.decode(errors="replace").strip().partition("\n")[0]
 
 
-def _quoted(path: bytes) -> bytes:
+def _quoted_git_path(path: bytes) -> bytes:
     """Quote a path as git does: every byte that could mean something else in octal."""
     return b'"%s"' % _NOT_PLAIN.sub(lambda found: b"\\%03o" % found[0][0], path)
 
 
-def means_git(path: bytes) -> bool:
+def is_git_path(path: bytes) -> bool:
     """Tell whether a path means `.git` on some file system: what is written there can run when git
     does."""
     return re.search(_REFUSED, re.sub(_IGNORED_ON_MACS, b"", path)) is not None
@@ -306,13 +306,13 @@ def added_lines(patch: Path) -> Iterator[Addition]:
                     old, line, new = (int(number or 1) for number in hunk.groups())
                 elif piece.startswith(b"+++ "):
                     path = _added_path(piece)
-                _skip(file, piece)
+                _skip_rest_of_line(file, piece)
                 continue
             mark = piece[:1]
             if mark == b"+":
                 yield from _line_pieces(file, piece, path, line)
             else:
-                _skip(file, piece)
+                _skip_rest_of_line(file, piece)
             line += mark in b"+ \n"
             new -= mark in b"+ \n"
             old -= mark in b"- \n"
@@ -335,6 +335,6 @@ def _line_pieces(file: BufferedReader, piece: bytes, path: str, line: int) -> It
         piece = file.readline(PIECE)
 
 
-def _skip(file: BufferedReader, piece: bytes) -> None:
+def _skip_rest_of_line(file: BufferedReader, piece: bytes) -> None:
     while piece and not piece.endswith(b"\n"):
         piece = file.readline(PIECE)

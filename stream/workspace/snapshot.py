@@ -23,14 +23,14 @@ from stream.errors import InputError, OutputError, os_reason, reporting
 from stream.files.inside import FILE, kind_of_entry
 from stream.files.trees import (
     CHUNK,
-    Copy,
-    Descent,
     Entry,
     Piece,
+    TreeCopy,
+    TreeWalk,
+    device_and_inode,
+    file_pieces,
     fill_holes,
     holds_more,
-    identity_of,
-    pieces,
     pieces_of,
 )
 
@@ -62,9 +62,9 @@ class EntryRecord(Struct):
     mtime: int
     ctime: int
     ino: int
-    place: int  #: offset in the store, or NOWHERE, or further below: see Snapshot.digest
+    store_offset: int  #: offset in the store, or NOWHERE, or further below: see Snapshot.digest_at
 
-    def is_of(self, status: os.stat_result) -> bool:
+    def has_status(self, status: os.stat_result) -> bool:
         """Tell whether this is the status of the snapshot's entry."""
         return (self.mode, self.size, self.mtime, self.ctime, self.ino) == (
             status.st_mode,
@@ -78,36 +78,36 @@ class EntryRecord(Struct):
 class FolderRecords:
     """A folder, with its entries in a few large objects instead of many small ones."""
 
-    __slots__ = ("folders", "is_known", "latest", "mode", "names", "places", "statuses")
+    __slots__ = ("folders", "is_known", "latest", "mode", "names", "offsets", "statuses")
 
     def __init__(self, mode: int) -> None:
         self.mode = mode
         self.names = b""  #: with a NUL between them, sorted
         self.statuses = b""
-        self.places = array("q")
+        self.offsets = array("q")
         self.latest = 0  #: the latest ctime
         self.folders: dict[bytes, FolderRecords] = {}
         self.is_known = True  #: whether it could be read, and was to be
 
-    def fill(self, files: list[Entry], places: Iterable[int] = ()) -> None:
+    def set_entries(self, files: list[Entry], offsets: Iterable[int] = ()) -> None:
         """Take the entries that are no folders, and where their contents are in the store."""
         self.names = b"\0".join([name for name, _ in files])
         self.statuses = b"".join([pack_status(status) for _, status in files])
-        self.places = array("q", places)
+        self.offsets = array("q", offsets)
         self.latest = max([status.st_ctime_ns for _, status in files], default=0)
 
-    def records(self) -> dict[bytes, EntryRecord]:
+    def entry_records(self) -> dict[bytes, EntryRecord]:
         """Return the entries that are no folders, by their names."""
         if not self.names:
             return {}
-        values = zip(_STATUS.iter_unpack(self.statuses), self.places, strict=True)
+        values = zip(_STATUS.iter_unpack(self.statuses), self.offsets, strict=True)
         records = [
-            EntryRecord(mode, size, mtime, ctime, ino, place)
-            for (mode, size, mtime, ctime, ino), place in values
+            EntryRecord(mode, size, mtime, ctime, ino, offset)
+            for (mode, size, mtime, ctime, ino), offset in values
         ]
         return dict(zip(self.names.split(b"\0"), records, strict=True))
 
-    def walk(self) -> Iterator[FolderRecords]:
+    def walk_folders(self) -> Iterator[FolderRecords]:
         """Yield the records of the folder and of all below it in the snapshot."""
         todo = [self]
         while todo:
@@ -117,7 +117,7 @@ class FolderRecords:
 
 
 class Snapshot:
-    """The state of a folder: see `take_snapshot`, `take_copy` and `empty_snapshot`."""
+    """The state of a folder: see `take_snapshot`, `copy_folder` and `empty_snapshot`."""
 
     def __init__(self) -> None:
         self.root = FolderRecords(stat.S_IFDIR | 0o755)
@@ -127,19 +127,19 @@ class Snapshot:
         self.identity: tuple[int, int] | None = None  #: device and inode of the folder itself
         self._digests: list[bytes] = []
 
-    def keep_digest(self, digest: bytes) -> int:
-        """Keep the digest of a content that is too large, and return the place that stands for
-        it."""
+    def add_digest(self, digest: bytes) -> int:
+        """Keep the digest of a content that is too large, and return a number below NOWHERE that
+        stands for it."""
         self._digests.append(digest)
         return NOWHERE - len(self._digests)
 
-    def digest(self, place: int) -> bytes | None:
-        """Return the digest that a place stands for, if it does."""
-        return self._digests[NOWHERE - 1 - place] if place < NOWHERE else None
+    def digest_at(self, offset: int) -> bytes | None:
+        """Return the digest that such a number stands for, if it does."""
+        return self._digests[NOWHERE - 1 - offset] if offset < NOWHERE else None
 
-    def count(self) -> int:
-        """Count all entries."""
-        return sum(len(one.places) + len(one.folders) for one in self.root.walk())
+    def count_entries(self) -> int:
+        """Count all entries of the snapshot."""
+        return sum(len(one.offsets) + len(one.folders) for one in self.root.walk_folders())
 
 
 def pack_status(status: os.stat_result) -> bytes:
@@ -159,12 +159,12 @@ def empty_snapshot(root: Path | None = None) -> Snapshot:
     return snapshot
 
 
-class Cancelled(Exception):  # noqa: N818 - no error: it was asked for
+class SnapshotCancelled(Exception):  # noqa: N818 - no error: it was asked for
     """The user interrupted what was being done."""
 
 
-def never() -> bool:
-    """Return False: it is never cancelled."""
+def never_cancelled() -> bool:
+    """Return False: the snapshot is never cancelled."""
     return False
 
 
@@ -174,7 +174,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.end = 0  #: the place where the next content will begin
+        self.end = 0  #: the offset at which the next content will begin
         with reporting(folder, OutputError):
             file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._fd = file.fileno()
@@ -203,7 +203,7 @@ class Store:
         self.end += len(data)
 
     def forget_contents(self, end: int) -> None:
-        """Remove every content of the store from this place on. Raise OutputError."""
+        """Remove every content of the store from this offset on. Raise OutputError."""
         self.flush()
         with reporting(self._folder, OutputError):
             os.ftruncate(self._fd, end)
@@ -215,21 +215,21 @@ class Store:
         self.flush()
         if os.fstat(self._fd).st_size < offset + size:
             raise OutputError(f"{self._folder}: what was kept there has become shorter")
-        yield from fill_holes(pieces(self._fd, offset, offset + size))
+        yield from fill_holes(file_pieces(self._fd, offset, offset + size))
 
     def holds_content(self, offset: int, size: int, found: Iterable[Piece]) -> bool:
         """Tell whether a content is made of these pieces, wherever its own holes are."""
         self.flush()
-        place = offset
+        position = offset
         for piece in found:
-            begin = place
-            place += piece if isinstance(piece, int) else len(piece)
+            begin = position
+            position += piece if isinstance(piece, int) else len(piece)
             if isinstance(piece, bytes):
                 if os.pread(self._fd, len(piece), begin) != piece:
                     return False
-            elif any(map(_is_data, pieces(self._fd, begin, place))):
+            elif any(map(_is_data, file_pieces(self._fd, begin, position))):
                 return False
-        return place == offset + size
+        return position == offset + size
 
     def flush(self) -> None:
         """Write what was added. Raise OutputError."""
@@ -242,229 +242,236 @@ def _is_data(piece: Piece) -> bool:
 
 
 def take_snapshot(
-    root: Path, store: Store, leave_out: Iterable[Path] = (), is_cancelled: IsCancelled = never
+    root: Path,
+    store: Store,
+    leave_out: Iterable[Path] = (),
+    is_cancelled: IsCancelled = never_cancelled,
 ) -> Snapshot:
     """Take the snapshot of a folder that the agent will work in itself. What lies in `leave_out` is
     not looked at."""
-    return _take_folder(root, None, store, leave_out, is_cancelled)
+    return _build_snapshot(root, None, store, leave_out, is_cancelled)
 
 
-def take_copy(
+def copy_folder(
     source: Path,
     target: Path,
     store: Store,
     leave_out: Iterable[Path] = (),
-    is_cancelled: IsCancelled = never,
+    is_cancelled: IsCancelled = never_cancelled,
 ) -> Snapshot:
     """Make `target`, a copy without sockets, fifos and devices, and take the snapshot of the copy.
 
     What could not be read is in `Snapshot.skipped`. On any exception a part of the copy is there,
     for `remove_tree` to remove.
     """
-    with Copy(target) as copy:
-        return _take_folder(source, copy, store, [*leave_out, target], is_cancelled)
+    with TreeCopy(target) as copy:
+        return _build_snapshot(source, copy, store, [*leave_out, target], is_cancelled)
 
 
-def _take_folder(
+def _build_snapshot(
     root: Path,
-    copy: Copy | None,
+    copy: TreeCopy | None,
     store: Store,
     leave_out: Iterable[Path],
     is_cancelled: IsCancelled,
 ) -> Snapshot:
     """Take the snapshot of a folder, and copy it meanwhile if asked to."""
-    descent = Descent(root)
+    walk = TreeWalk(root)
     try:
-        taker = _Taker(descent, copy, store, set(_identities(leave_out)), is_cancelled)
-        taker.begin_root(root)
-        descent.visit_tree(taker)
+        builder = _SnapshotBuilder(walk, copy, store, set(_identities(leave_out)), is_cancelled)
+        builder.begin_root(root)
+        walk.visit_tree(builder)
         store.flush()
-        taker.snapshot.identity = identity_of(copy.fd if copy else descent.fd)
+        builder.snapshot.identity = device_and_inode(copy.fd if copy else walk.fd)
         if copy:
-            copy.finish()
+            copy.finish_copy()
     finally:
-        descent.close()
-    taker.snapshot.ended = time.time_ns()
-    return taker.snapshot
+        walk.close()
+    builder.snapshot.ended = time.time_ns()
+    return builder.snapshot
 
 
-class _Taker:
+class _SnapshotBuilder:
+    """Visits a folder and puts what it holds into a snapshot, and into a copy if there is one."""
+
     def __init__(
         self,
-        descent: Descent,
-        copy: Copy | None,
+        walk: TreeWalk,
+        copy: TreeCopy | None,
         store: Store,
         leave_out: set[tuple[int, int]],
         is_cancelled: IsCancelled,
     ) -> None:
         self.snapshot = Snapshot()
-        self._descent = descent
+        self._walk = walk
         self._copy = copy
         self._store = store
         self._leave_out = leave_out
         self._is_cancelled = is_cancelled
-        self._nodes = [self.snapshot.root]
+        self._folders = [self.snapshot.root]
         self._linked: dict[tuple[int, ...], tuple[bytes, int]] = {}  #: (first name, content)
 
     def begin_root(self, root: Path) -> None:
         """Begin the snapshot with its topmost folder."""
         self._root = f"{root.absolute()}/"
-        status = os.fstat(self._descent.fd)
+        status = os.fstat(self._walk.fd)
         self.snapshot.root.mode = status.st_mode
         if self._copy:
-            self._copy.begin(status)
+            self._copy.begin_copy(status)
 
     def visit_folder(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
         """Take the entries of a folder that are no folders into the snapshot, and return the
         folders."""
         kept: list[Entry] = []
-        places: list[int] = []
+        offsets: list[int] = []
         for name, status in files:
             if self._is_cancelled():
-                raise Cancelled
-            taken = self._take_entry(name, status)
+                raise SnapshotCancelled
+            taken = self._add_entry(name, status)
             if taken:
                 kept.append((name, taken[0]))
-                places.append(taken[1])
-        self._nodes[-1].fill(kept, places)
+                offsets.append(taken[1])
+        self._folders[-1].set_entries(kept, offsets)
         return iter([name for name, _ in folders])
 
     def admits_folder(self, name: bytes, status: os.stat_result) -> bool:
         """Tell whether a folder is to be looked into, and note one that is left out."""
         if (status.st_dev, status.st_ino) not in self._leave_out:
             return True
-        self._skip(b"/".join(self._descent.path), "left out")
+        self._add_skipped_path(b"/".join(self._walk.path), "left out")
         self._add_unknown(name, status)
         return False
 
     def enter_folder(self, name: bytes, status: os.stat_result) -> None:
         """Add a folder to the snapshot, which what follows lies in."""
         mode = self._copy.enter_folder(name, status) if self._copy else status.st_mode
-        folder = self._nodes[-1].folders[name] = FolderRecords(mode)
-        self._nodes.append(folder)
+        folder = self._folders[-1].folders[name] = FolderRecords(mode)
+        self._folders.append(folder)
 
     def leave_folder(self, name: bytes) -> None:
         """Go back to the folder above in the snapshot, and in the copy."""
-        self._nodes.pop()
+        self._folders.pop()
         if self._copy:
             self._copy.leave_folder()
 
     def note_failure(self, name: bytes, error: OSError) -> None:
         """Note a path that could not be read into the snapshot."""
-        self._skip(self._descent.place(name), _reason(error))
+        self._add_skipped_path(self._walk.entry_path(name), _skip_reason(error))
         if self.snapshot.skipped[-1].reason != "vanished":
             with suppress(OSError):
-                status = os.stat(name, dir_fd=self._descent.fd, follow_symlinks=False)
+                status = os.stat(name, dir_fd=self._walk.fd, follow_symlinks=False)
                 self._add_unknown(name, status)
 
     def _add_unknown(self, name: bytes, status: os.stat_result) -> None:
         """Add a folder whose contents are not known. In a copy there is none."""
         if not self._copy:
-            folder = self._nodes[-1].folders[name] = FolderRecords(status.st_mode)
+            folder = self._folders[-1].folders[name] = FolderRecords(status.st_mode)
             folder.is_known = False
 
-    def _take_entry(self, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int] | None:
-        """Take what is no folder: (the status that the snapshot has, where its content is)."""
+    def _add_entry(self, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int] | None:
+        """Add what is no folder: (the status that the snapshot has, where its content is)."""
         try:
             if stat.S_ISREG(status.st_mode):
-                return self._take_file(name)
+                return self._add_file(name)
             if stat.S_ISLNK(status.st_mode):
-                return self._take_link(name, status)
+                return self._add_link(name, status)
         except OSError as error:
-            self._skip(self._descent.place(name), _reason(error))
+            self._add_skipped_path(self._walk.entry_path(name), _skip_reason(error))
         else:
             kind = kind_of_entry(status.st_mode)
-            self._skip(self._descent.place(name), kind if kind in ("fifo", "socket") else "device")
+            self._add_skipped_path(
+                self._walk.entry_path(name), kind if kind in ("fifo", "socket") else "device"
+            )
         if self._copy or self.snapshot.skipped[-1].reason == "vanished":
             return None
         return status, NOWHERE
 
-    def _take_link(self, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int]:
-        """Take a symbolic link into the snapshot, and into the copy."""
-        link = os.readlink(name, dir_fd=self._descent.fd)
-        place = self._store.end
+    def _add_link(self, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int]:
+        """Add a symbolic link to the snapshot, and to the copy."""
+        link = os.readlink(name, dir_fd=self._walk.fd)
+        offset = self._store.end
         self._store.add_piece(link)
         if self._copy:
             status = self._copy.make_link(name, link, status)
             if f"{os.fsdecode(link)}/".startswith(self._root):
-                self.snapshot.leading_back.append(self._descent.place(name))
-        return status, place
+                self.snapshot.leading_back.append(self._walk.entry_path(name))
+        return status, offset
 
-    def _take_file(self, name: bytes) -> tuple[os.stat_result, int]:
-        """Take a file into the snapshot and the copy, again where it was written to meanwhile."""
+    def _add_file(self, name: bytes) -> tuple[os.stat_result, int]:
+        """Add a file to the snapshot and the copy, again where it was written to meanwhile."""
         for attempt in range(_TRIES):
             begin = self._store.end
-            fd = os.open(name, FILE, dir_fd=self._descent.fd)
+            fd = os.open(name, FILE, dir_fd=self._walk.fd)
             try:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise FileNotFoundError(errno.ENOENT, "it is something else by now")
-                if linked := self._take_link_to(name, status):
+                if linked := self._add_hard_link(name, status):
                     return linked
-                taken, place = self._take_content(fd, name, status)
+                taken, offset = self._add_content(fd, name, status)
                 now = os.fstat(fd)
             finally:
                 os.close(fd)
             if (now.st_size, now.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
                 if self._copy and status.st_nlink > 1:
-                    path = self._descent.place(name)
-                    self._linked[_inode(status)] = (path, place)
+                    path = self._walk.entry_path(name)
+                    self._linked[_file_identity(status)] = (path, offset)
                 break
             if attempt + 1 < _TRIES:
                 self._store.forget_contents(begin)
                 if self._copy:
-                    self._copy.remove(name)
+                    self._copy.remove_file(name)
         else:
-            self._skip(self._descent.place(name), "unsteady")
+            self._add_skipped_path(self._walk.entry_path(name), "unsteady")
             if taken.st_size != self._store.end - begin:  # it became shorter: nothing is for sure
-                place = NOWHERE
-        return taken, place
+                offset = NOWHERE
+        return taken, offset
 
-    def _take_link_to(
+    def _add_hard_link(
         self, name: bytes, status: os.stat_result
     ) -> tuple[os.stat_result, int] | None:
-        """Take another name of a file that was taken before, as long as that is as it was."""
-        known = self._linked.get(_inode(status)) if status.st_nlink > 1 else None
+        """Add another name of a file that was added before, as long as that is as it was."""
+        known = self._linked.get(_file_identity(status)) if status.st_nlink > 1 else None
         if known is None or self._copy is None:
             return None
         taken = self._copy.link_to(known[0], name)
         return None if taken is None else (taken, known[1])
 
-    def _take_content(
+    def _add_content(
         self, fd: int, name: bytes, status: os.stat_result
     ) -> tuple[os.stat_result, int]:
         """Keep and copy a file: the same bytes, whoever writes meanwhile."""
-        place, hashed = self._store.end, None
+        offset, hashed = self._store.end, None
         if holds_more(fd, status, LARGEST):
             from hashlib import sha256
 
             hashed = sha256()
         if self._copy:
-            fd = self._copy.open(name, status, fd)
+            fd = self._copy.open_file(name, status, fd)
         for piece in pieces_of(fd, status):
             if self._copy:
-                self._copy.write(piece)
+                self._copy.write_content(piece)
             if hashed:
                 for data in fill_holes((piece,)):
                     hashed.update(data)
             else:
                 self._store.add_piece(piece)
             if self._is_cancelled():
-                raise Cancelled
+                raise SnapshotCancelled
         if self._copy:
-            status = self._copy.close(status)
-        return status, self.snapshot.keep_digest(hashed.digest()) if hashed else place
+            status = self._copy.finish_file(status)
+        return status, self.snapshot.add_digest(hashed.digest()) if hashed else offset
 
-    def _skip(self, path: bytes, reason: Reason) -> None:
+    def _add_skipped_path(self, path: bytes, reason: Reason) -> None:
         self.snapshot.skipped.append(Skipped(path, reason))
 
 
-def _inode(status: os.stat_result) -> tuple[int, ...]:
+def _file_identity(status: os.stat_result) -> tuple[int, ...]:
     """Identify a file. One that has changed meanwhile is another one."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _reason(error: OSError) -> Reason:
+def _skip_reason(error: OSError) -> Reason:
     if error.errno in _OURS:
         raise InputError(f"{os_reason(error)}: the workspace could not be read") from None
     return "unreadable" if error.errno in (errno.EACCES, errno.EPERM, errno.EIO) else "vanished"

@@ -90,7 +90,7 @@ def test_what_is_left_where_the_disk_is_full(
     disk.room = 1000
     assert file.append(b"three\n", whole) == 0  # nothing is missing in the middle
     assert file.lost == 14 - len(kept)
-    assert file.retry()
+    assert file.retry_append()
     assert file.append(b"three\n", whole) == 6
     assert (tmp_path / "lines").read_bytes() == kept + b"three\n"
     assert file.is_as_written()

@@ -13,7 +13,7 @@ from stream.workspace.apply import ApplyPlan, plan_changes
 from stream.workspace.changes import find_changes
 from stream.workspace.listing import write_changes
 from stream.workspace.patch import find_git
-from stream.workspace.snapshot import Store, take_copy
+from stream.workspace.snapshot import Store, copy_folder
 from tests.workspace.trees import Tree, write_tree
 
 
@@ -48,7 +48,7 @@ def make_run(run: Path, source: Path, after: Tree, /, **more: Any) -> Path:
         '{"event_type":"run_started"}\n{"event_type":"run_finished"}\n'
     )
     with Store(run) as store:
-        snapshot = take_copy(source, run / "workspace", store)
+        snapshot = copy_folder(source, run / "workspace", store)
         write_tree(run / "workspace", after)
         changes = find_changes(snapshot, run / "workspace", store)
         write_changes(changes, store, run / DIFF_FILE, run / CHANGES_FILE, git=find_git(), exited=0)

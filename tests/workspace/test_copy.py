@@ -18,11 +18,11 @@ from stream.errors import InputError, OutputError
 from stream.files.trees import CHUNK, remove_tree
 from stream.workspace.changes import find_changes
 from stream.workspace.snapshot import (
-    Cancelled,
     Snapshot,
+    SnapshotCancelled,
     Store,
+    copy_folder,
     empty_snapshot,
-    take_copy,
     take_snapshot,
 )
 from tests.workspace.trees import FOLDER, Node, Tree, link, read_tree, text, write_tree
@@ -98,14 +98,14 @@ def test_a_copy_is_the_same(place: Path, who: Callable[[Callable[[], None]], Non
         os.utime(source / "folder", ns=(1, 2_000_000_001))
         before = listing(source)
         with Store(place) as store:
-            snapshot = take_copy(source, target, store)
+            snapshot = copy_folder(source, target, store)
             assert read_tree(target) == TREE
             for path in source.rglob("*"):
                 one, other = path.lstat(), (target / path.relative_to(source)).lstat()
                 assert (one.st_mtime_ns, one.st_mode) == (other.st_mtime_ns, other.st_mode)
                 assert one.st_ino != other.st_ino
             assert listing(source) == before
-            assert snapshot.count() == len(TREE)
+            assert snapshot.count_entries() == len(TREE)
             assert not snapshot.skipped
             changes = find_changes(snapshot, target, store)
             assert (changes.items, changes.unknown) == ([], [])
@@ -121,7 +121,7 @@ def test_the_umask_plays_no_part(place: Path) -> None:
     old = os.umask(0o077)
     try:
         with Store(place) as store:
-            take_copy(place / "source", place / "target", store)
+            copy_folder(place / "source", place / "target", store)
     finally:
         os.umask(old)
     assert read_tree(place / "target") == read_tree(place / "source")
@@ -138,7 +138,7 @@ def test_what_may_not_be_read(place: Path) -> None:
         (source / "shut").chmod(0o000)
         (source / "blind").chmod(0o444)
         with Store(place) as store:
-            snapshot = take_copy(source, place / "target", store)
+            snapshot = copy_folder(source, place / "target", store)
             assert skipped(snapshot) == dict.fromkeys([b"blind", b"no", b"shut"], "unreadable")
             assert read_tree(place / "target") == {b"a": text(b"a")}
             here = take_snapshot(source, store)
@@ -183,7 +183,7 @@ def test_special_files(place: Path) -> None:
             expected[b"null"] = "device"
         except PermissionError:
             pass
-        snapshot = take_copy(source, place / "target", store)
+        snapshot = copy_folder(source, place / "target", store)
         assert skipped(snapshot) == expected
         assert read_tree(place / "target") == {b"a": text(b"a")}
         here = take_snapshot(source, store)
@@ -202,7 +202,7 @@ def test_no_privilege_is_handed_on(place: Path, needs_root: None) -> None:
     for name in ("theirs", "ours"):
         (source / name).chmod(0o6755)
     with Store(place) as store:
-        take_copy(source, place / "target", store)
+        copy_folder(source, place / "target", store)
     assert stat.S_IMODE((place / "target" / "theirs").stat().st_mode) == 0o755
     assert stat.S_IMODE((place / "target" / "ours").stat().st_mode) == 0o6755
 
@@ -230,7 +230,7 @@ def test_what_vanishes(place: Path) -> None:
         shutil.rmtree(source / "f")
 
     with Store(place) as store:
-        snapshot = take_copy(source, place / "target", store, is_cancelled=Meddler(deed))
+        snapshot = copy_folder(source, place / "target", store, is_cancelled=Meddler(deed))
     assert skipped(snapshot) == {b"b": "vanished", b"f": "vanished"}
     assert read_tree(place / "target") == {b"a": text(b"a")}
 
@@ -246,7 +246,7 @@ def test_what_becomes_a_link_is_not_followed(place: Path) -> None:
         (source / "f").symlink_to("/etc")
 
     with Store(place) as store:
-        snapshot = take_copy(source, place / "target", store, is_cancelled=Meddler(deed))
+        snapshot = copy_folder(source, place / "target", store, is_cancelled=Meddler(deed))
     assert skipped(snapshot) == {b"b": "vanished", b"f": "vanished"}
     assert read_tree(place / "target") == {b"a": text(b"a")}
 
@@ -262,11 +262,11 @@ def test_what_changes_while_it_is_read(place: Path, times: int, reason: dict[byt
             file.write(b"more")
 
     with Store(place) as store:
-        snapshot = take_copy(source, place / "target", store, is_cancelled=Meddler(deed, times))
+        snapshot = copy_folder(source, place / "target", store, is_cancelled=Meddler(deed, times))
         assert skipped(snapshot) == reason
         copied = (place / "target" / "a").read_bytes()
-        record = snapshot.root.records()[b"a"]
-        assert b"".join(store.read_content(record.place, record.size)) == copied
+        record = snapshot.root.entry_records()[b"a"]
+        assert b"".join(store.read_content(record.store_offset, record.size)) == copied
         assert copied == b"a" * (2 * CHUNK) + b"more" * ((len(copied) - 2 * CHUNK) // 4)
         assert store.end == len(copied) + 1
         if not reason:
@@ -285,9 +285,9 @@ def test_what_becomes_shorter_while_it_is_read(place: Path) -> None:
         os.truncate(source / "a", size)
 
     with Store(place) as store:
-        snapshot = take_copy(source, place / "target", store, is_cancelled=Meddler(deed, 4))
+        snapshot = copy_folder(source, place / "target", store, is_cancelled=Meddler(deed, 4))
         assert skipped(snapshot) == {b"a": "unsteady"}
-        record = snapshot.root.records()[b"a"]
+        record = snapshot.root.entry_records()[b"a"]
         assert record.size == (place / "target" / "a").stat().st_size
         assert not find_changes(snapshot, place / "target", store).items
 
@@ -303,7 +303,7 @@ def test_a_runs_folder_inside(place: Path, in_place: bool) -> None:
             snapshot = take_snapshot(source, store, [source / "." / "runs"])
         else:
             workspace = runs / "new"
-            snapshot = take_copy(source, workspace, store, [runs])
+            snapshot = copy_folder(source, workspace, store, [runs])
             assert read_tree(workspace) == {b"a": text(b"a")}
         assert skipped(snapshot) == {b"runs": "left out"}
         (runs / "log").write_text("x")
@@ -315,7 +315,7 @@ def test_a_runs_folder_inside(place: Path, in_place: bool) -> None:
 def test_a_copy_into_its_own_source_ends(place: Path) -> None:
     write_tree(place / "source", {b"a": text(b"a")})
     with Store(place) as store:
-        take_copy(place / "source", place / "source" / "target", store)
+        copy_folder(place / "source", place / "source" / "target", store)
     assert read_tree(place / "source" / "target") == {b"a": text(b"a")}
 
 
@@ -348,14 +348,14 @@ def few_descriptors() -> Iterator[None]:
 def test_paths_longer_than_any_system_takes(place: Path, few_descriptors: None) -> None:
     make_deep(place / "source")
     with Store(place) as store:
-        snapshot = take_copy(place / "source", place / "target", store)
-        assert (snapshot.count(), snapshot.skipped) == (120 * 4, [])
+        snapshot = copy_folder(place / "source", place / "target", store)
+        assert (snapshot.count_entries(), snapshot.skipped) == (120 * 4, [])
         assert not find_changes(snapshot, place / "target", store).items
         other = find_changes(empty_snapshot(), place / "target", store)
         assert len(other.items) == 120 * 4
         assert max(len(change.path) for change in other.items) > 6000
         contents = [
-            b"".join(store.read_content(change.after.place, change.after.size))
+            b"".join(store.read_content(change.after.store_offset, change.after.size))
             for change in other.items
             if change.after and change.after.kind == "file"
         ]
@@ -375,7 +375,7 @@ def test_a_full_disk_is_said_with_its_place(place: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
         with Store(place) as store, pytest.raises(OutputError) as caught:
-            take_copy(place / "source", place / "target", store)
+            copy_folder(place / "source", place / "target", store)
         assert str(caught.value) in (
             f"{place}/target/f/large: file too large",
             f"{place}: file too large",
@@ -389,10 +389,10 @@ def test_a_full_disk_is_said_with_its_place(place: Path) -> None:
 def test_places_that_cannot_be_used(place: Path) -> None:
     with Store(place) as store:
         with pytest.raises(InputError, match="none: no such file or directory"):
-            take_copy(place / "none", place / "target", store)
+            copy_folder(place / "none", place / "target", store)
         (place / "file").write_text("")
         with pytest.raises(OutputError, match="file: file exists"):
-            take_copy(place, place / "file", store)
+            copy_folder(place, place / "file", store)
     with pytest.raises(OutputError, match="none: no such file"), Store(place / "none"):
         pass
 
@@ -400,8 +400,8 @@ def test_places_that_cannot_be_used(place: Path) -> None:
 def test_an_end_that_was_asked_for(place: Path) -> None:
     write_tree(place / "source", TREE | {b"folder": FOLDER})
     calls = iter([False] * 4)
-    with Store(place) as store, pytest.raises(Cancelled):
-        take_copy(place / "source", place / "target", store, (), lambda: next(calls, True))
+    with Store(place) as store, pytest.raises(SnapshotCancelled):
+        copy_folder(place / "source", place / "target", store, (), lambda: next(calls, True))
     remove_tree(place / "target")
     assert not (place / "target").exists()
 
@@ -413,7 +413,7 @@ def test_the_names_of_one_file_stay_so(place: Path) -> None:
     os.link(source / "a", source / "z")
     os.link(source / "own", place / "outside")
     with Store(place) as store:
-        snapshot = take_copy(source, target, store)
+        snapshot = copy_folder(source, target, store)
         assert read_tree(target) == read_tree(source)
         same = {(target / name).stat().st_ino for name in ("a", "f/again", "z")}
         assert len(same) == 1
@@ -440,8 +440,8 @@ def test_a_name_that_cannot_be_a_link_is_a_copy(place: Path) -> None:
     os.close(fd)
     os.close(first)
     with Store(place) as store:
-        snapshot = take_copy(place / "source", place / "target", store)
-        assert (snapshot.count(), snapshot.skipped) == (120 * 4 + 1, [])
+        snapshot = copy_folder(place / "source", place / "target", store)
+        assert (snapshot.count_entries(), snapshot.skipped) == (120 * 4 + 1, [])
         assert not find_changes(snapshot, place / "target", store).items
         remove_tree(place / "target")
         remove_tree(place / "source")

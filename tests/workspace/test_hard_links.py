@@ -9,7 +9,7 @@ import pytest
 
 from stream.workspace.apply import apply_plan
 from stream.workspace.changes import find_changes
-from stream.workspace.snapshot import Store, take_copy
+from stream.workspace.snapshot import Store, copy_folder
 from tests.workspace.runs import make_run, plan_of
 from tests.workspace.trees import FOLDER, Tree, read_tree, text, write_tree
 
@@ -39,7 +39,7 @@ def inodes(root: Path, *names: str) -> list[int]:
 def test_what_is_written_is_said_of_every_name(tmp_path: Path, name: str) -> None:
     source, target = linked(tmp_path), tmp_path / "target"
     with Store(tmp_path) as store:
-        snapshot = take_copy(source, target, store)
+        snapshot = copy_folder(source, target, store)
         (target / name).write_bytes(b"two\n")
         items = find_changes(snapshot, target, store).items
         assert [(item.path, item.what) for item in items] == [
@@ -47,7 +47,7 @@ def test_what_is_written_is_said_of_every_name(tmp_path: Path, name: str) -> Non
         ]
         for item in items:
             held = [
-                b"".join(store.read_content(state.place, state.size))
+                b"".join(store.read_content(state.store_offset, state.size))
                 for state in (item.before, item.after)
                 if state
             ]
@@ -57,7 +57,7 @@ def test_what_is_written_is_said_of_every_name(tmp_path: Path, name: str) -> Non
 def test_a_name_that_is_taken_away_changes_no_other(tmp_path: Path) -> None:
     source, target = linked(tmp_path), tmp_path / "target"
     with Store(tmp_path) as store:
-        snapshot = take_copy(source, target, store)
+        snapshot = copy_folder(source, target, store)
         (target / "b").unlink()
         (target / "z" / "c").unlink()
         (target / "z" / "c").write_bytes(b"other\n")

@@ -16,7 +16,7 @@ from stream.workspace import changes, listing
 from stream.workspace import snapshot as snapshot_module
 from stream.workspace.apply import apply_plan
 from stream.workspace.changes import find_changes
-from stream.workspace.snapshot import LARGEST, Store, take_copy, take_snapshot
+from stream.workspace.snapshot import LARGEST, Store, copy_folder, take_snapshot
 from tests.cli.command import Place
 from tests.cli.conftest import check_place, make_place
 from tests.recorder.runs import observe
@@ -77,10 +77,12 @@ def test_holes_change_no_content(
     copied = root / "copy" / "f"
     with Store(root) as store:
         store.add_piece(b"so that nothing is where a block begins")
-        snapshot = take_copy(root / "source", root / "copy", store)
-        record = snapshot.root.records()[b"f"]
+        snapshot = copy_folder(root / "source", root / "copy", store)
+        record = snapshot.root.entry_records()[b"f"]
         assert (
-            b"".join(store.read_content(record.place, record.size)) == copied.read_bytes() == whole
+            b"".join(store.read_content(record.store_offset, record.size))
+            == copied.read_bytes()
+            == whole
         )
         assert held(copied) <= held(file)
         copied.write_bytes(whole)
@@ -90,7 +92,7 @@ def test_holes_change_no_content(
         assert bool(items) == (whole != others)
         for after in (item.after for item in items):
             assert after
-            assert b"".join(store.read_content(after.place, after.size)) == others
+            assert b"".join(store.read_content(after.store_offset, after.size)) == others
 
 
 def test_a_huge_file_of_holes(holes: Path) -> None:
@@ -99,7 +101,7 @@ def test_a_huge_file_of_holes(holes: Path) -> None:
     write(source / "one", [b"x", HUGE])
     write(source / "other", [HUGE, b"x"])
     with Store(holes) as store:
-        snapshot = take_copy(source, target, store)
+        snapshot = copy_folder(source, target, store)
         for name in ("one", "other"):
             assert (target / name).stat().st_size == HUGE + 1
             assert held(target / name) <= held(source / name)

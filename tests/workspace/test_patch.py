@@ -14,7 +14,7 @@ from stream.records.run import FileState, FsChange, decode_change
 from stream.workspace.changes import find_changes
 from stream.workspace.listing import Summary, exact_path, write_changes
 from stream.workspace.patch import find_git
-from stream.workspace.snapshot import Store, take_copy
+from stream.workspace.snapshot import Store, copy_folder
 from tests.sweeping import thorough
 from tests.workspace.trees import (
     FOLDER,
@@ -43,7 +43,7 @@ class Written:
         self.listing = scratch / "fs_changes.jsonl"
         write_tree(self.source, before)
         with Store(scratch) as store:
-            snapshot = take_copy(self.source, self.workspace, store)
+            snapshot = copy_folder(self.source, self.workspace, store)
             self.skipped = snapshot.skipped
             assert read_tree(self.workspace) == {
                 path: node for path, node in before.items() if node.kind != "fifo"

@@ -160,7 +160,7 @@ def test_a_workspace_that_is_a_repository(tmp_path: Path) -> None:
     git(source / "sub", "init", "-q")
     before = listing(source)
     with Store(tmp_path) as store:
-        snapshot = snapshot_module.take_copy(source, tmp_path / "workspace", store)
+        snapshot = snapshot_module.copy_folder(source, tmp_path / "workspace", store)
         workspace = tmp_path / "workspace"
         for name in ("a", "ignored", "sub/s"):
             (workspace / name).write_text("more\n")
