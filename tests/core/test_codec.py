@@ -1,4 +1,4 @@
-"""Lines, their places, and what is said about bad ones."""
+"""Lines, their places, and what is reported about bad ones."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ texts = st.lists(
 cuts = st.lists(st.integers(min_value=0, max_value=1 << 16), max_size=8)
 
 
-def split(chunks: list[bytes], limit: int = MAX_LINE) -> list[Lines]:
+def split_chunks(chunks: list[bytes], limit: int = MAX_LINE) -> list[Lines]:
     splitter = LineSplitter("f", limit)
     batches = [splitter.feed(chunk) for chunk in chunks]
     return [batch for batch in (*batches, splitter.finish()) if batch is not None]
 
 
-def naive(text: bytes, limit: int) -> list[tuple[int, int, Any]]:
+def split_slowly(text: bytes, limit: int) -> list[tuple[int, int, Any]]:
     """(number, offset, line) of every line, the slow way."""
     found: list[tuple[int, int, Any]] = []
     offset = 0
@@ -68,7 +68,7 @@ def naive(text: bytes, limit: int) -> list[tuple[int, int, Any]]:
     return found
 
 
-def places(batches: list[Lines]) -> list[tuple[int, int, Any]]:
+def list_places(batches: list[Lines]) -> list[tuple[int, int, Any]]:
     found = []
     for batch in batches:
         for index, line in enumerate(batch):
@@ -84,15 +84,18 @@ def places(batches: list[Lines]) -> list[tuple[int, int, Any]]:
 
 @given(texts, cuts)
 def test_lines_do_not_depend_on_the_chunks(text: bytes, cuts: list[int]) -> None:
-    expected = naive(text, LIMIT)
-    assert places(split([text], LIMIT)) == expected
-    assert places(split([bytes(part) for part in cut_into_batches(text, cuts)], LIMIT)) == expected
-    assert places(split([text[i : i + 1] for i in range(len(text))], LIMIT)) == expected
+    expected = split_slowly(text, LIMIT)
+    assert list_places(split_chunks([text], LIMIT)) == expected
+    assert (
+        list_places(split_chunks([bytes(part) for part in cut_into_batches(text, cuts)], LIMIT))
+        == expected
+    )
+    assert list_places(split_chunks([text[i : i + 1] for i in range(len(text))], LIMIT)) == expected
 
 
 @given(texts, cuts)
 def test_a_batch_knows_where_it_begins(text: bytes, cuts: list[int]) -> None:
-    for batch in split([bytes(part) for part in cut_into_batches(text, cuts)], LIMIT):
+    for batch in split_chunks([bytes(part) for part in cut_into_batches(text, cuts)], LIMIT):
         before = text[: batch.offset]
         assert batch.number == before.count(b"\n") + 1
         assert not before or before.endswith(b"\n")
@@ -101,7 +104,9 @@ def test_a_batch_knows_where_it_begins(text: bytes, cuts: list[int]) -> None:
 @given(texts, cuts)
 def test_lines_joined_are_the_text(text: bytes, cuts: list[int]) -> None:
     lines = [
-        line for batch in split([bytes(p) for p in cut_into_batches(text, cuts)]) for line in batch
+        line
+        for batch in split_chunks([bytes(p) for p in cut_into_batches(text, cuts)])
+        for line in batch
     ]
     whole = text if text.endswith(b"\n") or not text else text + b"\n"
     assert join_lines(lines) == whole
@@ -109,8 +114,8 @@ def test_lines_joined_are_the_text(text: bytes, cuts: list[int]) -> None:
 
 @given(texts, st.data())
 def test_rejects_in_any_order_have_their_places(text: bytes, data: st.DataObject) -> None:
-    for batch in split([text], LIMIT):
-        expected = {n: o for n, o, _ in naive(text, LIMIT)}
+    for batch in split_chunks([text], LIMIT):
+        expected = {n: o for n, o, _ in split_slowly(text, LIMIT)}
         indexes = list(range(len(batch)))
         for index in data.draw(st.permutations(indexes)):
             bad = reject("s", batch, index, Fault("r"))
@@ -119,7 +124,7 @@ def test_rejects_in_any_order_have_their_places(text: bytes, data: st.DataObject
 
 @given(texts)
 def test_a_reject_names_the_bytes(text: bytes) -> None:
-    for batch in split([text], LIMIT):
+    for batch in split_chunks([text], LIMIT):
         for index, line in enumerate(batch):
             bad = reject("s", batch, index, Fault("r"))
             length = line.length if isinstance(line, OverlongLine) else len(line)
@@ -128,7 +133,7 @@ def test_a_reject_names_the_bytes(text: bytes) -> None:
 
 
 def test_rejecting_every_line_of_a_batch_takes_linear_time() -> None:
-    (batch,) = split([b"x\n" * (1 << 17)])
+    (batch,) = split_chunks([b"x\n" * (1 << 17)])
     started = time.monotonic()
     last = [reject("s", batch, index, Fault("r")) for index in range(len(batch))][-1]
     assert (last.line, last.offset) == (1 << 17, (1 << 18) - 2)
@@ -136,14 +141,14 @@ def test_rejecting_every_line_of_a_batch_takes_linear_time() -> None:
 
 
 def test_carriage_returns_stay() -> None:
-    (batch,) = split([b'{"a":1}\r\n\r\n'])
+    (batch,) = split_chunks([b'{"a":1}\r\n\r\n'])
     assert list(batch) == [b'{"a":1}\r', b"\r"]
     assert contract_of(batch[0]) is None
     assert is_blank(batch[1])
 
 
-def test_a_torn_line_says_so() -> None:
-    (batch, torn) = split([b'{}\n{"a"'])
+def test_a_torn_line_is_reported() -> None:
+    (batch, torn) = split_chunks([b'{}\n{"a"'])
     assert isinstance(torn[0], TornLine)
     reason = "malformed JSON: it ends too early"
     assert reject("s", torn, 0, Fault(reason)).reason == (
@@ -157,7 +162,7 @@ def test_a_torn_line_says_so() -> None:
 
 def test_an_overlong_line_is_hashed_and_the_next_lines_are_fine() -> None:
     long = b"z" * (LIMIT + 1)
-    batches = split([b"a\nzz", long[2:5], long[5:] + b"\nb\n", b"c"], LIMIT)
+    batches = split_chunks([b"a\nzz", long[2:5], long[5:] + b"\nb\n", b"c"], LIMIT)
     assert [line for batch in batches for line in batch] == [b"a", b"", b"b", b"c"]
     bad = reject("s", batches[1], 0, Fault("never seen"))
     assert bad.reason == f"a line of {LIMIT + 1} bytes is above the limit of {LIMIT}"
@@ -218,7 +223,7 @@ def test_what_is_no_line_has_a_place_as_well() -> None:
     assert bad.sha256 == hashlib.sha256(msgspec.json.encode(item)).hexdigest()
 
 
-# What is said about bad lines
+# What is reported about bad lines
 
 MALFORMED = {
     "empty": b"",
@@ -270,16 +275,16 @@ def check_sentence(fault: Fault) -> None:
 
 
 def test_the_usual_sentences() -> None:
-    said = {name: said_of(line)[0] for name, line in MALFORMED.items()}
-    assert said["deep objects"] == said["deep arrays"] == "nested too deeply"
-    assert said["cut object"] == said["empty"] == "malformed JSON: it ends too early"
-    assert said["trailing"].startswith("malformed JSON: trailing characters (byte ")
-    assert said["bad utf-8 value"] == "invalid UTF-8: invalid start byte"
-    assert said["bad utf-8 elsewhere"] == "invalid UTF-8: invalid start byte"
-    assert said["array"] == "expected `object`, got `array`"
+    reasons = {name: explain_line(line)[0] for name, line in MALFORMED.items()}
+    assert reasons["deep objects"] == reasons["deep arrays"] == "nested too deeply"
+    assert reasons["cut object"] == reasons["empty"] == "malformed JSON: it ends too early"
+    assert reasons["trailing"].startswith("malformed JSON: trailing characters (byte ")
+    assert reasons["bad utf-8 value"] == "invalid UTF-8: invalid start byte"
+    assert reasons["bad utf-8 elsewhere"] == "invalid UTF-8: invalid start byte"
+    assert reasons["array"] == "expected `object`, got `array`"
 
 
-def said_of(line: bytes) -> Fault:
+def explain_line(line: bytes) -> Fault:
     try:
         contract_of(line)
     except DECODE_ERRORS as error:
@@ -296,7 +301,7 @@ def test_a_path_is_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("key", ["k" * 100_000, "\x1b[2J\x1b]0;owned\x07", "a\nb", "\u202egnp"])
-def test_what_a_line_says_of_itself_stays_short_and_printable(key: str) -> None:
+def test_what_a_line_names_of_itself_stays_short_and_printable(key: str) -> None:
     line = json.dumps({key: 1, "schema_version": "boundary_event_v1"}).encode()
     with pytest.raises(msgspec.ValidationError) as caught:
         decode_boundary(line)

@@ -1,4 +1,4 @@
-"""What form a text must have is said in words: nobody has to read a regular expression."""
+"""What form a text must have is described in words: nobody has to read a regular expression."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in FILES}
 
 
-def imported(path: Path) -> Iterator[str]:
+def iter_imports(path: Path) -> Iterator[str]:
     """Every module of ours that a file imports, inside functions as well."""
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -66,8 +66,8 @@ def floor_of(module: str) -> int:
 
 
 @cache
-def edges() -> list[tuple[str, str]]:
-    return [(name, other) for name, path in MODULES.items() for other in imported(path)]
+def list_imports() -> list[tuple[str, str]]:
+    return [(name, other) for name, path in MODULES.items() for other in iter_imports(path)]
 
 
 def test_every_module_has_a_floor() -> None:
@@ -77,13 +77,17 @@ def test_every_module_has_a_floor() -> None:
 
 
 def test_imports_point_down() -> None:
-    up = [f"{name} imports {other}" for name, other in edges() if floor_of(other) > floor_of(name)]
+    up = [
+        f"{name} imports {other}"
+        for name, other in list_imports()
+        if floor_of(other) > floor_of(name)
+    ]
     assert up == []
 
 
 def test_there_is_no_cycle() -> None:
     below: dict[str, set[str]] = {name: set() for name in MODULES}
-    for name, other in edges():
+    for name, other in list_imports():
         if name != other and other != "stream":
             below[name].add(other)
     while below:
@@ -95,7 +99,7 @@ def test_there_is_no_cycle() -> None:
 
 def test_sources_transformers_and_sinks_do_not_know_each_other() -> None:
     kinds = ("stream.sources", "stream.transformers", "stream.sinks")
-    for name, other in edges():
+    for name, other in list_imports():
         mine = [kind for kind in kinds if name.startswith(kind)]
         theirs = [kind for kind in kinds if other.startswith(kind)]
         assert not mine or not theirs or mine == theirs, f"{name} imports {other}"
@@ -106,17 +110,19 @@ def test_who_knows_no_record(room: str) -> None:
     inside = [name for name in MODULES if name == room or name.startswith(f"{room}.")]
     assert inside
     for name in inside:
-        known = {other for other in imported(MODULES[name]) if other.startswith("stream.records")}
+        known = {
+            other for other in iter_imports(MODULES[name]) if other.startswith("stream.records")
+        }
         assert known == set(), name
 
 
 def test_verify_does_not_know_the_recorder() -> None:
-    for name, other in edges():
+    for name, other in list_imports():
         assert not (name.startswith("stream.verify") and other.startswith("stream.observe")), name
 
 
 def test_only_main_imports_the_command_line() -> None:
-    for name, other in edges():
+    for name, other in list_imports():
         if other == "stream.cli" or other.startswith("stream.cli."):
             assert name == "stream.__main__" or name.startswith("stream.cli"), name
 
@@ -141,14 +147,14 @@ def test_names_are_nouns() -> None:
         assert path.stem == path.stem.lower()
 
 
-def test_a_module_says_what_it_promises() -> None:
+def test_a_module_exports_what_it_promises() -> None:
     for module, path in MODULES.items():
         doc = ast.get_docstring(ast.parse(path.read_text()))
         assert doc, module
         assert doc[0].strip(), module
 
 
-def loaded_by(module: str) -> set[str]:
+def modules_loaded_by(module: str) -> set[str]:
     code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
@@ -157,7 +163,7 @@ def loaded_by(module: str) -> set[str]:
 
 
 def test_the_command_line_starts_light() -> None:
-    loaded = loaded_by("stream.cli.app")
+    loaded = modules_loaded_by("stream.cli.app")
     assert "stream.cli.app" in loaded
     heavy = {"anyio", "msgspec", "asyncio", "aiofiles", "jsonschema_rs", "rich"}
     assert sorted(heavy & loaded) == []
@@ -165,7 +171,7 @@ def test_the_command_line_starts_light() -> None:
 
 @pytest.mark.parametrize("module", ["stream.codec", "stream.matrix.plan", "stream.files.targets"])
 def test_what_comes_before_the_loop_does_not_load_it(module: str) -> None:
-    assert not {"anyio", "asyncio"} & loaded_by(module)
+    assert not {"anyio", "asyncio"} & modules_loaded_by(module)
 
 
 def test_what_is_public_has_a_docstring() -> None:
@@ -184,7 +190,9 @@ def test_sizes() -> None:
     """A function is a screen, a module has a handful of others to know, a type has one meaning."""
     types = Counter[str]()
     for module, path in MODULES.items():
-        assert len({other for other in imported(path) if other in MODULES} - {module}) <= 16, module
+        assert len({other for other in iter_imports(path) if other in MODULES} - {module}) <= 16, (
+            module
+        )
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert (node.end_lineno or 0) - node.lineno < 71, f"{module}.{node.name}"

@@ -1,4 +1,4 @@
-"""Order, backpressure, the books, and how failures travel."""
+"""Order, backpressure, the counts, and how failures travel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIMIT = 60  # seconds, for what would otherwise hang
 
 @dataclass
 class Items:
-    """A source of batches that fails after them, if it is told to."""
+    """A source of batches that fails after them, if it has an error to raise."""
 
     batches: Sequence[Sequence[Any]]
     error: Exception | None = None
@@ -73,7 +73,7 @@ class Endless:
 
 @dataclass
 class Into:
-    """A sink that keeps what it got and how it ended. It fails where it is told to."""
+    """A sink that keeps what it got and how it ended. It fails where it has an error to raise."""
 
     kinds: Sequence[str] = ("items",)
     fail_open: Exception | None = None
@@ -156,7 +156,7 @@ class Inventing(Adding):
 
 
 class Forgetful(Adding):
-    """Receives everything and says nothing about where one item went."""
+    """Receives everything and does not count where one item went."""
 
     name = "forgetful"
 
@@ -180,7 +180,7 @@ class FailingLate(Adding):
         raise ZeroDivisionError
 
 
-def only(group: BaseException) -> BaseException:
+def single_error(group: BaseException) -> BaseException:
     """The one error in nested groups: nothing else may come along with it."""
     while isinstance(group, BaseExceptionGroup):
         assert len(group.exceptions) == 1, group.exceptions
@@ -188,7 +188,7 @@ def only(group: BaseException) -> BaseException:
     return group
 
 
-def of(*sources: Source) -> Pipeline:
+def pipeline_of(*sources: Source) -> Pipeline:
     return Pipeline(sources)
 
 
@@ -197,13 +197,13 @@ async def failure_of(pipeline: Pipeline, *sinks: Into) -> BaseException:
         try:
             await pipeline.into(*sinks)
         except Exception as error:
-            return only(error)
+            return single_error(error)
     raise AssertionError("it did not fail")
 
 
 async def test_order_and_content() -> None:
     sink = Into()
-    report = await of(Items([[1, 2], [], [3]])).into(sink)
+    report = await pipeline_of(Items([[1, 2], [], [3]])).into(sink)
     assert sink.items == [1, 2, 3]
     assert sink.ended_by == [None]
     assert report == Report([])
@@ -212,7 +212,7 @@ async def test_order_and_content() -> None:
 async def test_several_sources_into_several_sinks() -> None:
     sources = [Items([[(name, n)] for n in range(50)]) for name in "abc"]
     sinks = [Into(), Into()]
-    await of(*sources).into(*sinks)
+    await pipeline_of(*sources).into(*sinks)
     for sink in sinks:
         assert len(sink.items) == 150
         for name in "abc":
@@ -236,9 +236,14 @@ async def test_without_sinks_everything_is_read() -> None:
     assert report.transformers[0][1].received == 100
 
 
-async def test_the_books() -> None:
+async def test_the_counts() -> None:
     sink = Into()
-    report = await of(Items([[1, -1, 0], [2, 0]])).through(Adding()).through(Adding()).into(sink)
+    report = (
+        await pipeline_of(Items([[1, -1, 0], [2, 0]]))
+        .through(Adding())
+        .through(Adding())
+        .into(sink)
+    )
     first, second = (counts for _, counts in report.transformers)
     assert first == Counts(received=5, passed=2, rejected=1, filtered=2)
     assert str(first) == "5 in = 2 out + 1 rejected + 2 filtered"
@@ -248,9 +253,9 @@ async def test_the_books() -> None:
 
 
 @pytest.mark.parametrize("transformer", [Losing, Inventing, Forgetful])
-async def test_unbalanced_books_are_a_bug(transformer: type[Adding]) -> None:
+async def test_unbalanced_counts_are_a_bug(transformer: type[Adding]) -> None:
     sink = Into()
-    error = await failure_of(of(Items([[1, 3]])).through(transformer()), sink)
+    error = await failure_of(pipeline_of(Items([[1, 3]])).through(transformer()), sink)
     assert isinstance(error, UnbalancedError)
     assert str(error).startswith(f"{transformer.name}: given 2, accounts for ")
     assert sink.ended_by
@@ -261,7 +266,9 @@ async def test_unbalanced_books_are_a_bug(transformer: type[Adding]) -> None:
 async def test_a_failing_transformer_aborts_the_sinks(transformer: type[Adding]) -> None:
     source, sink = Endless(), Into()
     feed: Any = source if transformer is Failing else Items([[1]])
-    assert isinstance(await failure_of(of(feed).through(transformer()), sink), ZeroDivisionError)
+    assert isinstance(
+        await failure_of(pipeline_of(feed).through(transformer()), sink), ZeroDivisionError
+    )
     assert sink.ended_by
     assert sink.ended_by != [None]
     if transformer is Failing:
@@ -272,7 +279,7 @@ async def test_a_failing_source_aborts_the_sinks_and_the_other_sources() -> None
     error = OSError("gone")
     other = Endless()
     sinks = [Into(), Into(block=True)]
-    assert await failure_of(of(Items([[1], [2]], error), other), *sinks) is error
+    assert await failure_of(pipeline_of(Items([[1], [2]], error), other), *sinks) is error
     assert other.ended_by is get_cancelled_exc_class()
     for sink in sinks:
         assert sink.ended_by
@@ -282,7 +289,7 @@ async def test_a_failing_source_aborts_the_sinks_and_the_other_sources() -> None
 async def test_a_failing_sink_cancels_the_sources_and_aborts_the_other_sinks() -> None:
     error = OSError("full")
     source, good = Endless(), Into()
-    assert await failure_of(of(source), good, Into(fail_write=error)) is error
+    assert await failure_of(pipeline_of(source), good, Into(fail_write=error)) is error
     assert source.ended_by is get_cancelled_exc_class()
     assert good.ended_by
     assert good.ended_by != [None]
@@ -306,13 +313,13 @@ async def test_a_sink_that_fails_while_everything_waits_for_it_fails_alone(most:
                         break
             raise error
 
-    assert await failure_of(of(source, Endless()).through(Adding()), Full()) is error
+    assert await failure_of(pipeline_of(source, Endless()).through(Adding()), Full()) is error
 
 
 async def test_a_sink_that_cannot_open_starts_nothing() -> None:
     error = OSError("no such folder")
     source, first = Items([[1]]), Into()
-    assert await failure_of(of(source), first, Into(fail_open=error)) is error
+    assert await failure_of(pipeline_of(source), first, Into(fail_open=error)) is error
     assert source.sent == 0
     assert source.ended_by is None
     assert first.ended_by == [OSError]
@@ -321,13 +328,13 @@ async def test_a_sink_that_cannot_open_starts_nothing() -> None:
 async def test_a_sink_that_cannot_commit_aborts_those_before_it() -> None:
     error = OSError("disk full")
     first = Into()
-    assert await failure_of(of(Items([[1]])), first, Into(fail_commit=error)) is error
+    assert await failure_of(pipeline_of(Items([[1]])), first, Into(fail_commit=error)) is error
     assert first.ended_by == [OSError]
 
 
 async def test_sinks_commit_after_everything_was_written() -> None:
     sinks = [Into(), Into()]
-    await of(Items([[n] for n in range(DEPTH * 3)])).into(*sinks)
+    await pipeline_of(Items([[n] for n in range(DEPTH * 3)])).into(*sinks)
     assert [sink.ended_by for sink in sinks] == [[None], [None]]
     assert [len(sink.items) for sink in sinks] == [DEPTH * 3] * 2
 
@@ -336,7 +343,7 @@ async def test_a_blocked_sink_stops_the_source() -> None:
     source, sink = Endless(), Into(block=True)
     free = Into()
     async with create_task_group() as tasks:
-        tasks.start_soon(of(source).through(Adding()).into, sink, free)
+        tasks.start_soon(pipeline_of(source).through(Adding()).into, sink, free)
         with fail_after(LIMIT):
             sent = -1
             while sent != source.sent:  # until nothing moves any more
@@ -354,7 +361,7 @@ async def test_a_blocked_sink_stops_the_source() -> None:
 async def test_the_slowest_sink_sets_the_pace_of_the_others() -> None:
     source, blocked, free = Endless(), Into(block=True), Into()
     async with create_task_group() as tasks:
-        tasks.start_soon(of(source).into, free, blocked)
+        tasks.start_soon(pipeline_of(source).into, free, blocked)
         sent = -1
         while sent != source.sent:
             sent = source.sent
@@ -367,7 +374,7 @@ async def test_the_slowest_sink_sets_the_pace_of_the_others() -> None:
 async def test_cancellation_reaches_every_part() -> None:
     source, sink = Endless(), Into()
     async with create_task_group() as tasks:
-        tasks.start_soon(of(source, Chain([Endless()])).through(Adding()).into, sink)
+        tasks.start_soon(pipeline_of(source, Chain([Endless()])).through(Adding()).into, sink)
         while not sink.items:
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
@@ -377,13 +384,13 @@ async def test_cancellation_reaches_every_part() -> None:
 
 async def test_a_chain_is_one_source_after_the_other() -> None:
     sink = Into()
-    await of(Chain([Items([[1], [2]]), Items([]), Items([[3]])])).into(sink)
+    await pipeline_of(Chain([Items([[1], [2]]), Items([]), Items([[3]])])).into(sink)
     assert sink.items == [1, 2, 3]
 
 
 async def test_a_chain_stops_at_the_first_failure() -> None:
     error, after = OSError("gone"), Items([[3]])
-    assert await failure_of(of(Chain([Items([[1]], error), after])), Into()) is error
+    assert await failure_of(pipeline_of(Chain([Items([[1]], error), after])), Into()) is error
     assert after.sent == 0
 
 
@@ -406,7 +413,7 @@ async def test_batches_go_where_their_kind_is_taken() -> None:
         kinds: Sequence[str] = ("others",)
 
     numbers, others, both = Into(), Others(), All()
-    report = await of(Mixed()).through(Adding()).into(numbers, others, both)
+    report = await pipeline_of(Mixed()).through(Adding()).into(numbers, others, both)
     assert numbers.items == [1, 1, 3, 3]
     assert others.items == [-1, -2]
     assert both.items == [1, 1, -1, 3, -2, 3]
@@ -417,7 +424,7 @@ async def test_several_pipelines_at_once() -> None:
     sinks = [Into() for _ in range(5)]
     async with create_task_group() as tasks:
         for sink in sinks:
-            pipeline = of(Items([[n] for n in range(40)])).through(Adding())
+            pipeline = pipeline_of(Items([[n] for n in range(40)])).through(Adding())
             tasks.start_soon(pipeline.into, sink)
     assert all(sink.items == sinks[0].items for sink in sinks)
 
@@ -439,9 +446,9 @@ def test_a_pure_transformer_does_not_see_batches(items: list[int], cuts: list[in
 def test_pipelines_do_not_see_batches(items: list[int], cuts: list[int]) -> None:
     async def run() -> None:
         whole, parts = Into(), Into()
-        one = await of(Items([items])).through(Adding()).through(Adding()).into(whole)
+        one = await pipeline_of(Items([items])).through(Adding()).through(Adding()).into(whole)
         two = (
-            await of(Items(cut_into_batches(items, cuts)))
+            await pipeline_of(Items(cut_into_batches(items, cuts)))
             .through(Adding())
             .through(Adding())
             .into(parts)
@@ -490,7 +497,7 @@ def test_a_reject_is_no_exception() -> None:
 
     async def run() -> None:
         sink = Into()
-        await of(Items([[record]])).into(sink)
+        await pipeline_of(Items([[record]])).into(sink)
         assert sink.items == [record]
 
     anyio.run(run)

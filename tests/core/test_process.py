@@ -53,7 +53,7 @@ def rest():
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
 
-def program(code: str, *args: str) -> list[str]:
+def python_command(code: str, *args: str) -> list[str]:
     return [*PYTHON, PRELUDE + code, *args]
 
 
@@ -69,12 +69,12 @@ async def run(*argv: str, timeout: float = LIMIT, **options: Any) -> Captured:
 
 
 async def run_python(code: str, *args: str, **options: Any) -> Captured:
-    got = await run(*program(code, *args), **options)
+    got = await run(*python_command(code, *args), **options)
     assert not got.stderr.head, got.stderr.head.decode()
     return got
 
 
-def below(pid: int) -> dict[int, str]:
+def list_descendants(pid: int) -> dict[int, str]:
     """Every descendant of a process, zombies among them: pid to state and name."""
     if not ON_LINUX:
         return {}
@@ -109,12 +109,12 @@ def no_other_children() -> None:
 @pytest.fixture(autouse=True)
 def leaves_nothing() -> Iterator[None]:
     """After every test: no process of it is left, no descriptor is open, no tree is known."""
-    before = below(os.getpid())
+    before = list_descendants(os.getpid())
     opened = descriptors()
     yield
     assert Reaper.get().end_strays() == []
     assert Reaper.get().trees == []
-    left = {p: name for p, name in below(os.getpid()).items() if p not in before}
+    left = {p: name for p, name in list_descendants(os.getpid()).items() if p not in before}
     assert left == {}
     assert descriptors() == opened
 
@@ -125,7 +125,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "SETTLE", 0.02)
 
 
-def names(got: Captured) -> list[str]:
+def straggler_names(got: Captured) -> list[str]:
     return sorted(entry.partition(" ")[0] for entry in got.stragglers)
 
 
@@ -220,7 +220,7 @@ def run_script(text: str, *args: str, runs: list[str] | None = None) -> str:
 # Programs that cannot be started
 
 
-def script_at(path: Path, text: str, mode: int = 0o755) -> str:
+def write_script(path: Path, text: str, mode: int = 0o755) -> str:
     path.write_text(text)
     path.chmod(mode)
     return str(path)
@@ -229,10 +229,10 @@ def script_at(path: Path, text: str, mode: int = 0o755) -> str:
 async def test_spawn_failures(tmp_path: Path) -> None:
     opened = descriptors()
     missing = "no such file or directory"
-    no_shebang = script_at(tmp_path / "plain", "echo hello\n")
-    no_mode = script_at(tmp_path / "mode", "#!/bin/sh\n", 0o644)
-    no_interpreter = script_at(tmp_path / "interpreter", "#!/nonexistent/sh\n")
-    for argv, said in (
+    no_shebang = write_script(tmp_path / "plain", "echo hello\n")
+    no_mode = write_script(tmp_path / "mode", "#!/bin/sh\n", 0o644)
+    no_interpreter = write_script(tmp_path / "interpreter", "#!/nonexistent/sh\n")
+    for argv, expected in (
         ("/nonexistent/program", missing),
         (no_shebang, "exec format error"),
         (no_mode, "permission denied"),
@@ -241,7 +241,7 @@ async def test_spawn_failures(tmp_path: Path) -> None:
         (f"{no_mode}/x", "not a directory"),
     ):
         got = await run(argv)
-        assert got == capture_module.not_started(said), argv
+        assert got == capture_module.not_started(expected), argv
     assert descriptors() == opened
 
 
@@ -281,7 +281,7 @@ anyio.run(main)
 
 @contained
 def test_out_of_descriptors() -> None:
-    """Some cannot start, and say so; the others are contained; nothing leaks."""
+    """Some cannot start, and report it; the others are contained; nothing leaks."""
     script = f"""
 import os, resource, sys, anyio
 from stream.process.capture import capture
@@ -339,10 +339,10 @@ def test_a_flood_on_both_is_counted_and_not_held(backend: str) -> None:
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     flood = f"head -c {size} /dev/zero & head -c {size} /dev/zero >&2; wait"
 
-    async def drown() -> Captured:
+    async def run_flood() -> Captured:
         return await run("sh", "-c", flood, stdout_limit=1 << 20, stderr_limit=4096)
 
-    got = anyio.run(drown, backend=backend)
+    got = anyio.run(run_flood, backend=backend)
     assert (got.exit_code, got.stragglers) == (0, [])
     assert (got.stdout.total, got.stderr.total) == (size, size)
     assert (len(got.stdout.head), len(got.stderr.head)) == (1 << 20, 4096)
@@ -384,7 +384,7 @@ async def test_a_program_that_reads_its_own_pipe(
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "expected"),
     [
         ("rest()", "SIGTERM"),
         (
@@ -398,15 +398,15 @@ async def test_a_program_that_reads_its_own_pipe(
     ids=["hangs", "ignores", "stopped", "silent", "busy"],
 )
 async def test_a_program_that_does_not_end(
-    code: str, said: str, monkeypatch: pytest.MonkeyPatch
+    code: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture_module, "KILL_AFTER", 0.1)
     got = await run_python(code, timeout=0.2)
     assert (got.timed_out, got.exit_code) == (True, None)
-    assert got.signal == said
+    assert got.signal == expected
 
 
-async def test_last_words_are_heard() -> None:
+async def test_last_output_is_captured() -> None:
     code = """
 def last(*_):
     os.write(1, b'bye')
@@ -458,7 +458,7 @@ name('escapee')
 ready()
 rest()
 """
-# Nothing is left that would say where it comes from: no session, environment, pipe or parent.
+# Nothing is left that would show where it comes from: no session, environment, pipe or parent.
 NAMELESS = f"""
 os.setsid()
 if os.fork(): os._exit(0)
@@ -495,7 +495,7 @@ ESCAPES = {
 }
 
 
-def leaving(escape: str, count: int = 1) -> str:
+def leader_leaving(escape: str, count: int = 1) -> str:
     """A leader that ends when what it leaves behind has made itself at home."""
     child = "\n".join("    " + line for line in escape.splitlines())
     return f"for _ in range({count}):\n  if os.fork() == 0:\n{child}\nwait_ready()\n"
@@ -505,9 +505,9 @@ def leaving(escape: str, count: int = 1) -> str:
 @contained
 @pytest.mark.parametrize("escape", ESCAPES.values(), ids=ESCAPES.keys())
 async def test_a_straggler_is_ended_and_named(escape: str) -> None:
-    got = await run_python(leaving(escape))
+    got = await run_python(leader_leaving(escape))
     assert (got.exit_code, got.signal, got.timed_out) == (0, None, False)
-    assert names(got) == ["escapee"]
+    assert straggler_names(got) == ["escapee"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -517,9 +517,9 @@ async def test_a_straggler_is_ended_without_pidfds_and_children_files(
     escape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_kernel_features(monkeypatch)
-    got = await run_python(leaving(escape))
+    got = await run_python(leader_leaving(escape))
     assert (got.exit_code, got.signal) == (0, None)
-    assert names(got) == ["escapee"]
+    assert straggler_names(got) == ["escapee"]
 
 
 def hide_kernel_features(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,7 +601,7 @@ for n in range(3):
 for n in range(4): os.read(r, 1)
 """
     got = await run_python(code)
-    assert names(got) == ["escapee0", "escapee1", "escapee2", "grandchild"]
+    assert straggler_names(got) == ["escapee0", "escapee1", "escapee2", "grandchild"]
 
 
 @contained
@@ -644,7 +644,7 @@ for generation in range(1_000_000):
 @contained
 @pytest.mark.parametrize("how", ["open", "closed", "group", "session", "session-closed"])
 async def test_a_chain_of_processes_that_fork_and_end(how: str) -> None:
-    """Each is over before its child is a moment old: who looks once sees only zombies."""
+    """Each is over as soon as its child has started: who looks once sees only zombies."""
     got = await run_python(CHAIN, how)
     assert (got.exit_code, got.signal) == (0, None)
     assert got.stragglers
@@ -652,11 +652,11 @@ async def test_a_chain_of_processes_that_fork_and_end(how: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 @contained
-async def test_a_chain_beside_a_stray() -> None:
+async def test_a_chain_and_a_stray() -> None:
     """That somebody else's orphan is in sight does not hide ours."""
     async with create_task_group() as tasks:
         tasks.start_soon(run, "sleep", "60")
-        await run_python(leaving(NAMELESS), "stray")
+        await run_python(leader_leaving(NAMELESS), "stray")
         got = await run_python(CHAIN, "session-closed")
         assert got.stragglers
         tasks.cancel_scope.cancel()
@@ -679,7 +679,7 @@ for generation in range(1_000_000):
 
 @pytest.mark.usefixtures("quick")
 @contained
-async def test_a_whole_crowd() -> None:
+async def test_many_processes() -> None:
     code = """
 if os.fork(): os._exit(0)
 for depth in range(7):
@@ -716,9 +716,9 @@ if os.fork() == 0:
 wait_ready()
 """
     got = await run_python(code)
-    if names(got) == ["refused"]:
+    if straggler_names(got) == ["refused"]:
         pytest.skip("needs ptrace")
-    assert names(got) == ["tracer"]
+    assert straggler_names(got) == ["tracer"]
 
 
 @contained
@@ -766,26 +766,26 @@ async def test_stragglers_are_named_by_their_own_tree() -> None:
     async def one(number: int) -> None:
         escape = (KEEPS_PIPE, OWN_SESSION, DAEMON, IGNORES)[number % 4]
         mine = escape.replace("escapee", f"escapee{number}")
-        results[number] = await run_python(leaving(mine))
+        results[number] = await run_python(leader_leaving(mine))
 
     async with create_task_group() as tasks:
         for number in range(10):
             tasks.start_soon(one, number)
     for number, got in results.items():
         assert got.exit_code == 0
-        assert names(got) == [f"escapee{number}"]
+        assert straggler_names(got) == [f"escapee{number}"]
 
 
 @pytest.mark.usefixtures("quick")
 @contained
 async def test_an_escapee_without_a_name_keeps_its_pipe() -> None:
-    """No session, environment or parent says whose it is; the pipe that it holds does."""
+    """No session, environment or parent shows whose it is; the pipe that it holds does."""
     escape = NAMELESS.replace("os.closerange(0, 3);", "")
     async with create_task_group() as tasks:
         tasks.start_soon(run, "sleep", "60")
-        results = [await run_python(leaving(escape)), await run("true")]
+        results = [await run_python(leader_leaving(escape)), await run("true")]
         tasks.cancel_scope.cancel()
-    assert [names(got) for got in results] == [["escapee"], []]
+    assert [straggler_names(got) for got in results] == [["escapee"], []]
 
 
 @contained
@@ -793,18 +793,18 @@ async def test_what_no_tree_is_known_for_is_a_stray() -> None:
     async with create_task_group() as tasks:
         tasks.start_soon(run, "sleep", "60")  # so that none of the others is alone
         for number in range(3):
-            got = await run_python(leaving(NAMELESS), f"stray{number}")
+            got = await run_python(leader_leaving(NAMELESS), f"stray{number}")
             assert (got.exit_code, got.stragglers) == (0, [])
         tasks.cancel_scope.cancel()
     strays = Reaper.get().end_strays()
     assert sorted(stray.partition(" ")[0] for stray in strays) == ["stray0", "stray1", "stray2"]
-    assert below(os.getpid()) == {}
+    assert list_descendants(os.getpid()) == {}
 
 
 @contained
 async def test_the_children_of_a_stray_are_strays() -> None:
     forks = "[os.fork() for _ in range(3)]; os.write("  # eight of them, each writes a byte
-    code = leaving(NAMELESS.replace("os.write(", forks))
+    code = leader_leaving(NAMELESS.replace("os.write(", forks))
     code = code.replace("wait_ready()", "os.close(w)\nfor _ in range(8): os.read(r, 1)")
     async with create_task_group() as tasks:
         tasks.start_soon(run, "sleep", "60")
@@ -812,7 +812,7 @@ async def test_the_children_of_a_stray_are_strays() -> None:
         assert (got.exit_code, got.stragglers) == (0, [])
         tasks.cancel_scope.cancel()
     assert [stray.partition(" ")[0] for stray in Reaper.get().end_strays()] == ["stray"] * 8
-    assert below(os.getpid()) == {}
+    assert list_descendants(os.getpid()) == {}
 
 
 @contained
@@ -820,7 +820,7 @@ async def test_a_stray_is_not_blamed_on_the_next_tree() -> None:
     """A stray that forks later makes orphans that are younger than the next leader."""
     code = NAMELESS.replace(
         "signal.pause()",
-        # when told to, it ends, and its child goes on
+        # when signalled, it ends, and its child goes on
         "open(sys.argv[3]).read(); os._exit(0) if os.fork() else signal.pause()",
     ).replace("str(w), comm]", "str(w), comm, sys.argv[2]]")
     with tempfile.TemporaryDirectory() as folder:
@@ -828,9 +828,11 @@ async def test_a_stray_is_not_blamed_on_the_next_tree() -> None:
         os.mkfifo(fifo)
         async with create_task_group() as tasks:
             tasks.start_soon(run, "sleep", "60")
-            await run_python(leaving(code), "stray", fifo)
+            await run_python(leader_leaving(code), "stray", fifo)
             tasks.cancel_scope.cancel()
-        (stray,) = [p for p, name in below(os.getpid()).items() if name.endswith("stray")]
+        (stray,) = [
+            p for p, name in list_descendants(os.getpid()).items() if name.endswith("stray")
+        ]
         # The innocent one opens the fifo, and waits until the stray is gone.
         innocent = f"open({fifo!r}, 'w').close()\nwhile os.path.exists('/proc/{stray}/exe'): pass"
         got = await run_python(innocent)
@@ -858,14 +860,14 @@ def status_of(child: subprocess.Popen[bytes]) -> int:
 @contained
 async def test_who_was_there_before_us_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "os.close(r); os.setsid() if len(sys.argv) > 1 else 0; print(flush=True); rest()"
-    before = [start(program(code, *args)) for args in ((), ("session",))]
+    before = [start(python_command(code, *args)) for args in ((), ("session",))]
     try:
         for child in before:
             assert child.stdout is not None
             child.stdout.read(1)
         monkeypatch.setattr(Reaper, "_instance", None)
-        got = await run_python(leaving(DAEMON))
-        assert names(got) == ["escapee"]
+        got = await run_python(leader_leaving(DAEMON))
+        assert straggler_names(got) == ["escapee"]
         assert Reaper.get().end_strays() == []
         assert [child.poll() for child in before] == [None, None]
     finally:
@@ -882,8 +884,8 @@ async def test_what_others_start_in_our_session_is_left_alone() -> None:
     """A process of a tree is never in our session, so who is there belongs to someone else."""
     child = start(["sleep", "60"])
     try:
-        got = await run_python(leaving(KEEPS_PIPE))
-        assert names(got) == ["escapee"]
+        got = await run_python(leader_leaving(KEEPS_PIPE))
+        assert straggler_names(got) == ["escapee"]
         assert child.poll() is None
     finally:
         make_zombie(child)
@@ -959,17 +961,17 @@ async def test_cancellation_leaves_nothing(escape: str, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     hold = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
-    code = leaving(escape).replace(
+    code = leader_leaving(escape).replace(
         "wait_ready()", "os.close(w)\nos.read(r, 1)" if escape != "rest()" else ""
     )
     code += f"\nos.write(os.open({str(fifo)!r}, os.O_WRONLY), b'.')\nrest()\n"
     opened = descriptors()
     try:
         async with create_task_group() as tasks:
-            tasks.start_soon(run, *program(code))
+            tasks.start_soon(run, *python_command(code))
             await anyio.wait_readable(hold)
             tasks.cancel_scope.cancel()
-        assert below(os.getpid()) == {}
+        assert list_descendants(os.getpid()) == {}
         assert descriptors() == opened
     finally:
         os.close(hold)
@@ -987,10 +989,10 @@ async def test_cancellation_after_the_leader_ended(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(capture_module, "_end_rest_of_tree", settle)
     async with create_task_group() as tasks:
-        tasks.start_soon(run, *program(leaving(IGNORES)))
+        tasks.start_soon(run, *python_command(leader_leaving(IGNORES)))
         await settling.wait()
         tasks.cancel_scope.cancel()
-    assert below(os.getpid()) == {}
+    assert list_descendants(os.getpid()) == {}
 
 
 async def test_cancellation_before_the_first_wait() -> None:
@@ -998,7 +1000,7 @@ async def test_cancellation_before_the_first_wait() -> None:
         scope.cancel()
         await run("sleep", "60")
     assert scope.cancelled_caught
-    assert below(os.getpid()) == {}
+    assert list_descendants(os.getpid()) == {}
 
 
 async def test_cancellation_of_many() -> None:
@@ -1008,7 +1010,7 @@ async def test_cancellation_of_many() -> None:
             tasks.start_soon(run, "sh", "-c", "sleep 60 & sleep 60")
         await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
-    assert below(os.getpid()) == {}
+    assert list_descendants(os.getpid()) == {}
     assert descriptors() == opened
 
 
@@ -1037,7 +1039,7 @@ os._exit(0)
 async def test_an_escapee_in_the_middle_of_an_exec(
     unreadable: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a moment there is neither environment nor command line: played here, as short it is."""
+    """For a short time there is neither environment nor command line: simulated here."""
     monkeypatch.setattr(capture_module, "SETTLE", 0.3)
     plain = table.read_process_file
 
@@ -1049,8 +1051,8 @@ async def test_an_escapee_in_the_middle_of_an_exec(
 
     monkeypatch.setattr(tree, "read_process_file", read_file)
     monkeypatch.setattr(Reaper.get(), "is_idle", lambda: False)  # else it could be no other's
-    got = await run_python(leaving(DAEMON))
-    assert names(got) == ["escapee"]
+    got = await run_python(leader_leaving(DAEMON))
+    assert straggler_names(got) == ["escapee"]
 
 
 @contained
@@ -1066,7 +1068,7 @@ def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ignore SIGTERM, it takes the patience of one."""
     monkeypatch.setattr(tree, "KILL_AFTER", 0.5)
     code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'.'); rest()"
-    trees = [tree.start_tree(program(code), env={}, cwd="/") for _ in range(10)]
+    trees = [tree.start_tree(python_command(code), env={}, cwd="/") for _ in range(10)]
     for one in trees:
         os.set_blocking(one.pipes[0], True)
         assert os.read(one.pipes[0], 1) == b"."
@@ -1118,11 +1120,11 @@ def groups_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("groups_only")
 @pytest.mark.parametrize("escape", [KEEPS_PIPE, "close_all(); ready(); rest()"])
 async def test_a_group_is_ended(escape: str) -> None:
-    got = await run_python(leaving(escape.replace("name('escapee');", "")))
+    got = await run_python(leader_leaving(escape.replace("name('escapee');", "")))
     assert (got.exit_code, got.timed_out) == (0, False)
     assert len(got.stragglers) == 1
     assert got.stragglers[0].startswith("process group ")
-    assert not any(state[0] != "Z" for state in below(os.getpid()).values())
+    assert not any(state[0] != "Z" for state in list_descendants(os.getpid()).values())
 
 
 @pytest.mark.usefixtures("groups_only")
@@ -1136,7 +1138,7 @@ async def test_time_is_up_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "KILL_AFTER", 0.1)
     got = await run("sh", "-c", "trap '' TERM; sleep 60 & while :; do :; done", timeout=0.2)
     assert (got.timed_out, got.signal) == (True, "SIGKILL")
-    assert not any(state[0] != "Z" for state in below(os.getpid()).values())
+    assert not any(state[0] != "Z" for state in list_descendants(os.getpid()).values())
 
 
 def test_it_is_imported_where_there_is_no_pidfd() -> None:
@@ -1243,7 +1245,7 @@ os.posix_spawn("/bin/sh", ["sh", "-c", ":"], {}, file_actions=[
 other.join()
 os.wait()
 """
-    words = program(code, str(tmp_path / "fifo"))
+    words = python_command(code, str(tmp_path / "fifo"))
 
     def state_of(thread: int) -> bytes:
         return table.read_process_file(started.pid, f"task/{thread}/stat").rpartition(b") ")[2][:1]

@@ -30,17 +30,17 @@ HEADS = {
 
 
 def sentences_of(kind: Kind) -> dict[str, str]:
-    """What the comments `#:` before a field, or behind it, say of it."""
+    """The comments `#:` before a field, or behind it, by the name of the field."""
     found = {"schema": "Names this kind of record."}
-    said: list[str] = []
+    sentence: list[str] = []
     for line in inspect.getsource(kind).splitlines():
         code, mark, words = line.partition("#: ")
-        said += [words] if mark else []
+        sentence += [words] if mark else []
         field = re.match(r"    (\w+): ", code)
-        if field and said:
-            found[field[1]] = " ".join(said)
+        if field and sentence:
+            found[field[1]] = " ".join(sentence)
         if code.strip():
-            said = []
+            sentence = []
     return found
 
 

@@ -67,7 +67,7 @@ def test_a_place_that_is_too_small_is_named(
 
 
 def test_what_can_be_removed_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first failure is told, and the rest of the tree is gone all the same."""
+    """The first failure is reported, and the rest of the tree is gone all the same."""
     real = os.unlink
 
     def refused(name: bytes | Path, *, dir_fd: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What is collected of what an agent, and who decides for it, tell on their channels."""
+"""What is collected from the channels of an agent, and of the engine that decides for it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from stream.redaction.policy import CapturePolicy
 from stream.transformers.tool_events import ToolCallCollector
 
 
-def new_collector(run_id: str = "r", sdk: Sdk = "stream-json") -> ToolCallCollector:
+def make_collector(run_id: str = "r", sdk: Sdk = "stream-json") -> ToolCallCollector:
     return ToolCallCollector(run_id, CapturePolicy("full", None), sdk)
 
 
-def tell(
+def feed_channel(
     collector: ToolCallCollector, data: bytes, channel: str = STDOUT, arrived: int = 1
 ) -> None:
     collector.feed(Batch(CHANNELS, [ChannelBlock(channel, data, arrived)]))
 
 
-def collected(
+def collect_events(
     data: bytes, channel: str = STDOUT, *, run_id: str = "r", sdk: Sdk = "stream-json"
 ) -> ToolCallCollector:
-    """What was told on one channel, to its end."""
-    collector = new_collector(run_id, sdk)
-    tell(collector, data, channel)
+    """Collect what one channel carries, to its end."""
+    collector = make_collector(run_id, sdk)
+    feed_channel(collector, data, channel)
     collector.finish()
     return collector
 
 
-def problems(collector: ToolCallCollector) -> dict[tuple[str, str], int]:
+def list_problems(collector: ToolCallCollector) -> dict[tuple[str, str], int]:
     return {(one.channel, one.why): one.count for one in collector.dropped}

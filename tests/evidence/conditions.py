@@ -1,7 +1,7 @@
-"""What JSON Schema can say of evidence beyond the shape of its structs.
+"""What JSON Schema can express of evidence beyond the shape of its structs.
 
 By the name of a struct: more properties of its properties, and conditions among them. Each is
-said by `stream.evidence.consistency` as well, and a property test holds the two together.
+checked by `stream.evidence.consistency` as well, and a property test holds the two together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stream.records.kernel import INODE_RESOLVED, KINDS, OPEN
 Schema = dict[str, Any]
 
 
-def when(condition: Schema, **then: Any) -> Schema:
+def if_then(condition: Schema, **then: Any) -> Schema:
     return {"if": {"properties": condition}, "then": {"properties": then}}
 
 
@@ -24,15 +24,15 @@ def const(value: Any) -> Schema:
     return {"const": value}
 
 
-def noted(pattern: str) -> Schema:
+def contains_note(pattern: str) -> Schema:
     return {"contains": {"type": "string", "pattern": pattern}}
 
 
 KERNEL = [
-    *(when({"kind": const(kind)}, event_type=const(number)) for number, kind in KINDS.items()),
-    *(when({"event_type": const(number)}, kind=const(kind)) for number, kind in KINDS.items()),
+    *(if_then({"kind": const(kind)}, event_type=const(number)) for number, kind in KINDS.items()),
+    *(if_then({"event_type": const(number)}, kind=const(kind)) for number, kind in KINDS.items()),
     {"properties": {"event_type": {"not": const(INODE_RESOLVED)}}},
-    when(
+    if_then(
         {"event_type": {"not": const(OPEN)}},
         **dict.fromkeys(("flags", "mode", "resolve", "return_value"), False),
         **dict.fromkeys(("access_mode", "operation_flags", "status"), False),
@@ -86,21 +86,21 @@ NOTE = {
 _LOSS = f"^({'|'.join(sorted(LOSS_NOTES))}): "
 _CAPTURED = ["complete", "partial_ringbuf_drops"]
 HEALTH = [
-    when({"ringbuf_drops": {"minimum": 1}}, kernel_layer=const("partial_ringbuf_drops")),
-    when({"platform": {"not": const("linux")}}, kernel_layer=const("absent")),
-    when(
+    if_then({"ringbuf_drops": {"minimum": 1}}, kernel_layer=const("partial_ringbuf_drops")),
+    if_then({"platform": {"not": const("linux")}}, kernel_layer=const("absent")),
+    if_then(
         {"kernel_layer": const("partial_ringbuf_drops"), "ringbuf_drops": const(0)},
-        notes=noted(_LOSS),
+        notes=contains_note(_LOSS),
     ),
-    when(
+    if_then(
         {"kernel_layer": const("absent")},
         cgroup_correlation={"not": const("clean")},
         network_protocol_coverage={"enum": ["absent", "unknown"]},
-        notes={"not": noted(f"^s2_kernel_capture: monitor_events={_SOME} ")},
+        notes={"not": contains_note(f"^s2_kernel_capture: monitor_events={_SOME} ")},
     ),
-    when(
+    if_then(
         {"kernel_layer": const("complete"), "cgroup_correlation": const("failed")},
-        notes=noted(f"^{CGROUP_NOTES['failed']}: "),
+        notes=contains_note(f"^{CGROUP_NOTES['failed']}: "),
     ),
     {
         "oneOf": [
@@ -121,31 +121,41 @@ HEALTH = [
         ]
     },
     *(
-        when(
-            {"notes": noted(f"^s2_kernel_capture: .* network_protocol_coverage={coverage} ")},
+        if_then(
+            {
+                "notes": contains_note(
+                    f"^s2_kernel_capture: .* network_protocol_coverage={coverage} "
+                )
+            },
             network_protocol_coverage=const(coverage),
         )
         for coverage in get_args(Coverage)
     ),
     *(
-        when(
-            {"notes": noted(f"^s2_kernel_capture: .* network_endpoint_claim_scope={scope}$")},
+        if_then(
+            {
+                "notes": contains_note(
+                    f"^s2_kernel_capture: .* network_endpoint_claim_scope={scope}$"
+                )
+            },
             network_endpoint_claim_scope=const(scope),
         )
         for scope in get_args(ClaimScope)
     ),
-    when({"notes": noted("^s2_kernel_capture: .* ringbuf_drops=0 ")}, ringbuf_drops=const(0)),
-    when(
-        {"notes": noted(f"^s2_kernel_capture: .* ringbuf_drops={_SOME} ")},
+    if_then(
+        {"notes": contains_note("^s2_kernel_capture: .* ringbuf_drops=0 ")}, ringbuf_drops=const(0)
+    ),
+    if_then(
+        {"notes": contains_note(f"^s2_kernel_capture: .* ringbuf_drops={_SOME} ")},
         ringbuf_drops={"minimum": 1},
     ),
-    when({"notes": noted("^s4_policy_capture: ")}, policy_layer=const("present")),
-    when({"notes": noted("^s5_sdk_capture: ")}, sdk_layer={"not": const("absent")}),
-    when({"notes": noted(_LOSS)}, kernel_layer=const("partial_ringbuf_drops")),
-    when({"notes": noted("^stream_kernel_absent: ")}, kernel_layer=const("absent")),
+    if_then({"notes": contains_note("^s4_policy_capture: ")}, policy_layer=const("present")),
+    if_then({"notes": contains_note("^s5_sdk_capture: ")}, sdk_layer={"not": const("absent")}),
+    if_then({"notes": contains_note(_LOSS)}, kernel_layer=const("partial_ringbuf_drops")),
+    if_then({"notes": contains_note("^stream_kernel_absent: ")}, kernel_layer=const("absent")),
     *(
-        when(
-            {"notes": noted(f"^{code}: ")},
+        if_then(
+            {"notes": contains_note(f"^{code}: ")},
             cgroup_correlation=const(state),
             kernel_layer={"enum": _CAPTURED},
         )
@@ -153,7 +163,7 @@ HEALTH = [
     ),
 ]
 CORRELATION = [
-    when({"status": const("clean")}, bindings={"minItems": 1}, ambiguities={"maxItems": 0})
+    if_then({"status": const("clean")}, bindings={"minItems": 1}, ambiguities={"maxItems": 0})
 ]
 _TOLD = {"pattern": TITLE}
 _SUMMARY = {"pattern": rf"^[^:]*[^: \t\n\r\f\v][^:]*:[\s\S]*{TITLE}"}
@@ -165,7 +175,7 @@ NOTHING = {"type": "null"}
 STARTED, FINISHED = "tool_call_started", "tool_call_completed"
 
 
-def phase(without: str) -> Schema:
+def phase_without(without: str) -> Schema:
     return {"pattern": _PHASE, "not": {"anyOf": [_CLOCK, {"pattern": f"^({without})(:|$)"}]}}
 
 
@@ -186,8 +196,8 @@ PROPERTIES: dict[str, dict[str, Schema]] = {
     "SdkEvent": {"tool_call_id": _TOLD, "tool": _TOLD},
     "PolicyEvent": {"tool_call_id": _TOLD, "tool": _TOLD, "decision": _TOLD},
     "Window": {
-        "start": phase(f"run_finished|{FINISHED}"),
-        "end": phase(f"run_started|{STARTED}"),
+        "start": phase_without(f"run_finished|{FINISHED}"),
+        "end": phase_without(f"run_started|{STARTED}"),
     },
     "ArchiveManifest": {"files": {"propertyNames": PLACE}},
     "ArchiveFile": {"path": PLACE},
@@ -204,7 +214,7 @@ CONDITIONS: dict[str, list[Schema]] = {
     "ObservationHealth": HEALTH,
     "CorrelationReport": CORRELATION,
     "SdkEvent": [
-        when(
+        if_then(
             {"event_type": {"enum": ["run_finished", "run_failed"]}},
             tool_call_id=NOTHING,
             tool=NOTHING,
@@ -212,8 +222,8 @@ CONDITIONS: dict[str, list[Schema]] = {
     ],
     "RunnerFinished": [
         {"anyOf": [{"properties": {"exit_code": NOTHING}}, {"properties": {"signal": NOTHING}}]},
-        when({"success": const(True)}, exit_code=const(0)),
-        when({"success": const(False)}, exit_code={"not": const(0)}),
+        if_then({"success": const(True)}, exit_code=const(0)),
+        if_then({"success": const(False)}, exit_code={"not": const(0)}),
     ],
     "Marker": [
         {
@@ -234,7 +244,7 @@ CONDITIONS: dict[str, list[Schema]] = {
             },
             "else": {"properties": {"command_seq": NOTHING}},
         },
-        when({"name": const("policy_opened")}, clock=const("kernel")),
+        if_then({"name": const("policy_opened")}, clock=const("kernel")),
         {
             "if": {"properties": {"name": {"not": const("run_started")}}},
             "then": {"properties": {"home": NOTHING, "helpers": {"maxItems": 0}}},
@@ -243,7 +253,7 @@ CONDITIONS: dict[str, list[Schema]] = {
             "if": {"properties": {"helpers": {"minItems": 1}}, "required": ["helpers"]},
             "then": {"required": ["home"], "properties": {"home": {"type": "string"}}},
         },
-        when({"name": {"not": const("run_finished")}}, unused={"maxProperties": 0}),
+        if_then({"name": {"not": const("run_finished")}}, unused={"maxProperties": 0}),
     ],
 }
 

@@ -22,11 +22,11 @@ from stream.errors import InputError
 from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE, SDK_FILE
 
 
-def lines(*records: dict[str, Any]) -> list[bytes]:
+def encode_lines(*records: dict[str, Any]) -> list[bytes]:
     return [json.dumps(record, separators=(",", ":")).encode() for record in records]
 
 
-def written(folder: Path, **layers: list[bytes]) -> str:
+def write_layers(folder: Path, **layers: list[bytes]) -> str:
     names = {"kernel": KERNEL_FILE, "detail": DETAIL_FILE, "sdk": SDK_FILE}
     (folder / "layers").mkdir(parents=True, exist_ok=True)
     for name, content in layers.items():
@@ -36,9 +36,11 @@ def written(folder: Path, **layers: list[bytes]) -> str:
 
 def test_processes_are_named_as_they_are_met() -> None:
     found = canonical_lines(
-        lines({"run_id": "x", "pid": 70, "return_value": 70}, {"pid": 9, "child": 70}, {"pid": 9})
+        encode_lines(
+            {"run_id": "x", "pid": 70, "return_value": 70}, {"pid": 9, "child": 70}, {"pid": 9}
+        )
     )
-    assert list(found) == lines(
+    assert list(found) == encode_lines(
         {"run_id": "run", "pid": "p1", "return_value": 70},
         {"pid": "p2", "child": "p1"},
         {"pid": "p2"},
@@ -47,8 +49,8 @@ def test_processes_are_named_as_they_are_met() -> None:
 
 def test_labels_are_those_of_all_layers() -> None:
     labels = Labels()
-    list(canonical_lines(lines({"pid": 5}, {"pid": 6}), labels))
-    assert list(canonical_lines(lines({"pid": 6, "child": 8}), labels)) == lines(
+    list(canonical_lines(encode_lines({"pid": 5}, {"pid": 6}), labels))
+    assert list(canonical_lines(encode_lines({"pid": 6, "child": 8}), labels)) == encode_lines(
         {"pid": "p2", "child": "p3"}
     )
 
@@ -56,24 +58,24 @@ def test_labels_are_those_of_all_layers() -> None:
 def test_the_runs_own_folder_has_one_name() -> None:
     """Wherever it stands in a text, and nothing that only begins like it."""
     folder = '/ru"ns/a-1'
-    said = [
+    endings = [
         *("", "/workspace/x", "'; cat ", '"', "\n", "/é"),
         *("2", "_", "-b", ".tar", "é"),
     ]
     (line,) = canonical_lines(
-        lines({"value": folder, "argv": [f"--in={folder}{more}" for more in said]}),
+        encode_lines({"value": folder, "argv": [f"--in={folder}{more}" for more in endings]}),
         Labels(folder),
     )
     others = [f"/evil{folder}/x", f"é{folder}"]
-    (beside,) = canonical_lines(lines({"argv": others}), Labels(folder))
-    assert json.loads(beside)["argv"] == others
-    (beneath,) = canonical_lines(lines({"argv": [f"ls\n{folder}/x"]}), Labels(folder))
+    (foreign,) = canonical_lines(encode_lines({"argv": others}), Labels(folder))
+    assert json.loads(foreign)["argv"] == others
+    (beneath,) = canonical_lines(encode_lines({"argv": [f"ls\n{folder}/x"]}), Labels(folder))
     assert json.loads(beneath)["argv"] == ["ls\n(run)/x"]
     found = json.loads(line)
     assert found["value"] == "(run)"
     assert found["argv"] == [
-        *(f"--in=(run){more}" for more in said[:6]),
-        *(f"--in={folder}{more}" for more in said[6:]),
+        *(f"--in=(run){more}" for more in endings[:6]),
+        *(f"--in={folder}{more}" for more in endings[6:]),
     ]
 
 
@@ -87,28 +89,28 @@ def test_what_is_no_object_stays(tmp_path: Path) -> None:
     st.permutations(range(100, 106)),
 )
 def test_other_numbers_are_the_same_run(forks: list[tuple[int, int]], numbers: list[int]) -> None:
-    one = lines(*({"run_id": "a", "pid": pid, "child": child} for pid, child in forks))
+    one = encode_lines(*({"run_id": "a", "pid": pid, "child": child} for pid, child in forks))
     renamed = ({"run_id": "b", "pid": numbers[p], "child": numbers[c]} for p, c in forks)
-    assert list(canonical_lines(one)) == list(canonical_lines(lines(*renamed)))
+    assert list(canonical_lines(one)) == list(canonical_lines(encode_lines(*renamed)))
 
 
 def test_where_two_runs_part(tmp_path: Path) -> None:
-    a = written(
+    a = write_layers(
         tmp_path / "a",
-        kernel=lines({"pid": 1, "value": "x"}, {"pid": 2, "value": "y"}, {"pid": 3}),
-        detail=lines({"pid": 3}),
-        sdk=lines({"run_id": "a"}),
+        kernel=encode_lines({"pid": 1, "value": "x"}, {"pid": 2, "value": "y"}, {"pid": 3}),
+        detail=encode_lines({"pid": 3}),
+        sdk=encode_lines({"run_id": "a"}),
     )
-    b = written(
+    b = write_layers(
         tmp_path / "b",
-        kernel=lines({"pid": 7, "value": "x"}, {"pid": 8, "value": "z"}, {"pid": 9}),
-        detail=lines({"pid": 9}),
-        sdk=lines({"run_id": "b"}, {"run_id": "b"}),
+        kernel=encode_lines({"pid": 7, "value": "x"}, {"pid": 8, "value": "z"}, {"pid": 9}),
+        detail=encode_lines({"pid": 9}),
+        sdk=encode_lines({"run_id": "b"}, {"run_id": "b"}),
     )
     kernel, detail, sdk, policy, markers = compare_layers(CanonicalLayers(a), CanonicalLayers(b))
     assert kernel.difference is not None
     assert kernel.difference.line == 2
-    assert kernel.difference.base == lines({"pid": "p2", "value": "y"})[0]
+    assert kernel.difference.base == encode_lines({"pid": "p2", "value": "y"})[0]
     assert (detail, policy.lines, markers.lines) == (LayerComparison(DETAIL_FILE, 1, None), 0, 0)
     assert sdk.difference is not None
     assert (sdk.difference.line, sdk.difference.base) == (2, None)
@@ -119,7 +121,7 @@ def test_where_two_runs_part(tmp_path: Path) -> None:
 
 def test_without_layers_nothing_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    whole = written(tmp_path / "a", kernel=[])
+    whole = write_layers(tmp_path / "a", kernel=[])
     with pytest.raises(InputError, match="no layers"):
         CanonicalLayers(str(tmp_path / "empty"))
     with pytest.raises(InputError, match="no such file"):

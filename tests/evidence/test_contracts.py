@@ -1,4 +1,4 @@
-"""The contracts of kernel evidence: their schemas, their page, and what `validate` says agree."""
+"""The contracts of kernel evidence: their schemas, their page, and what `validate` finds agree."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def schema_of_the_structs(title: str, kinds: tuple[type[msgspec.Struct], ...]) -
     }
 
 
-def made(name: str) -> dict[str, Any]:
+def make_schema(name: str) -> dict[str, Any]:
     if name == KERNEL_SCHEMA:
         found = {
             "$schema": DRAFT,
@@ -81,7 +81,7 @@ def made(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [*EVIDENCE, KERNEL_SCHEMA])
 def test_the_schemas_are_those_of_the_structs(name: str) -> None:
     file = ROOT / "schema" / name
-    found = made(name)
+    found = make_schema(name)
     if os.environ.get("STREAM_UPDATE_GOLDENS"):
         file.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     assert json.loads(file.read_text()) == found
@@ -109,7 +109,7 @@ def test_every_event_type_is_on_the_page(event_type: int) -> None:
 KINDS = {kind.__struct_config__.tag: kind for kind in (*LINE_KINDS, *ARTIFACT_KINDS)}
 
 
-def archived() -> Iterator[tuple[str, bytes]]:
+def iter_archived() -> Iterator[tuple[str, bytes]]:
     for archive in sorted((ASSAY / "archives").glob("*.tar.gz")):
         with tarfile.open(archive) as tar:
             for member in tar:
@@ -121,7 +121,7 @@ def archived() -> Iterator[tuple[str, bytes]]:
 def test_the_real_archives_keep_the_contracts_byte_for_byte() -> None:
     """What is decoded and encoded again is the same, so that verify may compare bytes."""
     seen = set()
-    for name, data in archived():
+    for name, data in iter_archived():
         for line in data.splitlines() if name.endswith(".ndjson") else [data]:
             contract = json.loads(line)["schema"]
             is_runner = contract == "assay.runner.event.v0"
@@ -144,18 +144,18 @@ def test_the_goldens_decode() -> None:
     assert seen == 4
 
 
-def test_the_vectors_are_judged_as_by_the_published_schema() -> None:
+def test_the_vectors_are_validated_as_by_the_published_schema() -> None:
     lines = (ASSAY / "vectors" / "kernel-event-schema-examples.ndjson").read_bytes().splitlines()
     for line in lines:
-        assert decodes(decode_kernel_event, line) == PUBLISHED.is_valid(json.loads(line))
-    assert sum(decodes(decode_kernel_event, line) for line in lines) == 5
+        assert can_decode(decode_kernel_event, line) == PUBLISHED.is_valid(json.loads(line))
+    assert sum(can_decode(decode_kernel_event, line) for line in lines) == 5
 
 
-def is_sound(event: dict[str, Any]) -> bool:
-    return decodes(decode_kernel_event, json.dumps(event).encode())
+def is_valid_event(event: dict[str, Any]) -> bool:
+    return can_decode(decode_kernel_event, json.dumps(event).encode())
 
 
-def decodes(decode: Callable[[bytes], object], line: bytes) -> bool:
+def can_decode(decode: Callable[[bytes], object], line: bytes) -> bool:
     try:
         decode(line)
     except msgspec.DecodeError:
@@ -192,10 +192,10 @@ SOUND = {"run_id": "run", "seq": 0, "pid": 7, "event_type": 1, "kind": "openat",
 def test_what_is_sound_is_so_by_the_published_schema(
     changes: dict[str, Any], missing: set[str]
 ) -> None:
-    """Which does not say all that the contract says: who is its own, and what only an open has."""
+    """Which does not hold all of the contract: who is its own, and what only an open has."""
     event = {"schema": "assay.runner.kernel_event.v0", **SOUND, **changes}
     event = {name: value for name, value in event.items() if name not in missing}
-    assert PUBLISHED.is_valid(event) or not is_sound(event)
+    assert PUBLISHED.is_valid(event) or not is_valid_event(event)
     if not PUBLISHED.is_valid(event):
         assert not SHIPPED.is_valid(event)
 
@@ -269,7 +269,7 @@ def test_each_sample_keeps_exactly_one_schema() -> None:
         assert not any(validator.is_valid(more) for validator in validators), value
 
 
-def test_runner_events_are_told_apart() -> None:
+def test_runner_events_are_distinguished() -> None:
     for sample in SAMPLES[6:8]:
         assert decode_runner_event(msgspec.json.encode(sample)) == sample
 
@@ -287,15 +287,15 @@ def test_validate_knows_them_all(place: Place) -> None:
 
 def test_validate_takes_a_whole_archive(place: Place, tmp_path: Path) -> None:
     names = []
-    for name, data in archived():
+    for name, data in iter_archived():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         names.append(path)
     done = place.stream("validate", *names)
-    told = [json.loads(line) for line in done.out.splitlines()]
+    findings = [json.loads(line) for line in done.out.splitlines()]
     # They are from before the contract asked for it; and a clean report that binds nothing.
-    assert [one["path"] for one in told] == ["$.bindings", "$.network_protocol_coverage"] * 2
+    assert [one["path"] for one in findings] == ["$.bindings", "$.network_protocol_coverage"] * 2
     assert done.code == 1
     kernel = (tmp_path / "openai-1.tar" / "layers" / "kernel.ndjson").read_bytes()
     broken = kernel.replace(b'"event_type":2', b'"event_type":1')

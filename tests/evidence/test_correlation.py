@@ -144,7 +144,7 @@ class Run:
             if call is not None:
                 self.decides(call)
 
-    def correlated(
+    def correlate(
         self,
         *,
         has_kernel: bool = True,
@@ -179,11 +179,11 @@ def run() -> Run:
     return Run()
 
 
-def counts(found: Correlation) -> dict[str, int]:
+def count_bound(found: Correlation) -> dict[str, int]:
     return {one.tool_call_id: one.kernel_event_count for one in found.report.bindings}
 
 
-def named(found: Correlation) -> list[str]:
+def list_ambiguities(found: Correlation) -> list[str]:
     return found.report.ambiguities
 
 
@@ -199,11 +199,11 @@ def test_an_event_counts_for_the_call_in_whose_window_it_lies(run: Run) -> None:
     run.start("b")
     run.opens(5)
     run.end("b")
-    found = run.correlated()
-    assert counts(found) == {"a": 3, "b": 5}
+    found = run.correlate()
+    assert count_bound(found) == {"a": 3, "b": 5}
     assert found.calls == {"a": {"openat": 3}, "b": {"openat": 5}}
     assert found.unbound == {"openat": 6}
-    assert named(found) == []
+    assert list_ambiguities(found) == []
     assert found.report.status == "clean"
 
 
@@ -214,9 +214,9 @@ def test_a_window_is_half_open(run: Run) -> None:
     run.start("b")
     run.opens()
     run.end("b")
-    found = run.correlated()
-    assert counts(found) == {"a": 1, "b": 1}
-    assert named(found) == []
+    found = run.correlate()
+    assert count_bound(found) == {"a": 1, "b": 1}
+    assert list_ambiguities(found) == []
     window = found.report.bindings[1].window
     assert (window.start, window.end) == ("tool_call_started:b", "tool_call_completed:b")
 
@@ -228,7 +228,7 @@ def test_the_report_has_the_form_of_the_reference(run: Run) -> None:
     run.decides("tc_runner_policy_001")
     golden = DATA / "golden/correlation-report-openai-agents-kernel-policy-v0.json"
     theirs = msgspec.json.decode(golden.read_bytes(), type=CorrelationReport)
-    ours = run.correlated().report
+    ours = run.correlate().report
     assert ours.status == theirs.status == "clean"
     ours.run_id = theirs.run_id
     ours.bindings[0].window = theirs.bindings[0].window
@@ -241,7 +241,7 @@ def test_bindings_stand_in_the_order_of_their_first_markers(run: Run) -> None:
         run.opens()
         run.end(name)
     run.decides("only-decided")
-    assert list(counts(run.correlated())) == ["z", "a", "m", "only-decided"]
+    assert list(count_bound(run.correlate())) == ["z", "a", "m", "only-decided"]
 
 
 # --- the process tree ---------------------------------------------------------------------------
@@ -259,11 +259,11 @@ def test_where_windows_overlap_the_process_tree_decides(run: Run) -> None:
     run.opens(7)  # the agent's own
     run.end("a")
     run.end("b")
-    found = run.correlated()
+    found = run.correlate()
     assert found.calls["a"] == {"openat": 2, "event_1012": 1}
     assert found.calls["b"] == {"openat": 5, "exec": 1, "event_1012": 1}
     assert found.undecided == {"openat": 7, "event_1012": 1}
-    assert named(found) == ["kernel_events_in_overlapping_windows:a,b"]
+    assert list_ambiguities(found) == ["kernel_events_in_overlapping_windows:a,b"]
     assert found.report.status == "partial"
 
 
@@ -276,11 +276,11 @@ def test_what_outlives_its_call_is_not_counted_for_the_next(run: Run) -> None:
     run.opens(2, pid=10)
     run.opens(3)
     run.end("b")
-    found = run.correlated()
-    assert counts(found) == {"a": 1, "b": 3}
+    found = run.correlate()
+    assert count_bound(found) == {"a": 1, "b": 3}
     assert found.unbound == {"openat": 1}
     assert found.undecided == {"openat": 2}
-    assert named(found) == ["kernel_events_after_call:a"]
+    assert list_ambiguities(found) == ["kernel_events_after_call:a"]
 
 
 def test_a_process_that_was_forked_too_early_belongs_to_whose_command_it_runs(run: Run) -> None:
@@ -291,7 +291,7 @@ def test_a_process_that_was_forked_too_early_belongs_to_whose_command_it_runs(ru
     run.opens(4, pid=10)
     run.end("a")
     run.end("b")
-    assert counts(run.correlated()) == {"a": 1, "b": 5}
+    assert count_bound(run.correlate()) == {"a": 1, "b": 5}
 
 
 def test_a_call_cannot_be_given_to_another_by_a_name_that_its_process_takes(run: Run) -> None:
@@ -304,8 +304,8 @@ def test_a_call_cannot_be_given_to_another_by_a_name_that_its_process_takes(run:
     run.opens(pid=11)
     run.end("a")
     run.end("b")
-    found = run.correlated()
-    assert counts(found) == {"a": 5, "b": 0}
+    found = run.correlate()
+    assert count_bound(found) == {"a": 5, "b": 0}
 
 
 def test_what_was_started_in_an_overlap_stays_of_either_call(run: Run) -> None:
@@ -321,11 +321,11 @@ def test_what_was_started_in_an_overlap_stays_of_either_call(run: Run) -> None:
     run.opens(4)
     run.end("b")
     run.opens(pid=11)
-    found = run.correlated()
+    found = run.correlate()
     assert found.calls == {"a": {}, "b": {"openat": 4}}
     assert found.undecided == {"event_1012": 2, "exec": 1, "openat": 5}
     overlap = "kernel_events_in_overlapping_windows:a,b"
-    assert named(found) == ["kernel_events_after_call:a,b", overlap]
+    assert list_ambiguities(found) == ["kernel_events_after_call:a,b", overlap]
 
 
 def test_what_runs_in_an_overlap_is_known_by_its_command_however_late(run: Run) -> None:
@@ -338,7 +338,7 @@ def test_what_runs_in_an_overlap_is_known_by_its_command_however_late(run: Run) 
     run.execs(11, "bash", "-c", "ls")
     run.opens(2, pid=11)
     run.end("b")
-    found = run.correlated()
+    found = run.correlate()
     assert found.calls == {"a": {}, "b": {"exec": 1, "openat": 2}}
 
 
@@ -347,7 +347,7 @@ def test_what_a_copy_of_the_agent_does_is_the_agents(run: Run) -> None:
     run.start("a")
     run.opens(2, pid=10)
     run.end("a")
-    assert counts(run.correlated()) == {"a": 2}
+    assert count_bound(run.correlate()) == {"a": 2}
 
 
 def test_what_was_started_before_a_call_is_not_the_calls(run: Run) -> None:
@@ -360,10 +360,10 @@ def test_what_was_started_before_a_call_is_not_the_calls(run: Run) -> None:
     run.execs(11, "bash", "-c", "ls")
     run.opens(3, pid=11)
     run.end("a")
-    found = run.correlated()
+    found = run.correlate()
     assert found.calls == {"a": {}}
     assert found.undecided == {"event_1012": 1, "exec": 1, "openat": 5}
-    assert named(found) == [f"{OTHERS}:a"]
+    assert list_ambiguities(found) == [f"{OTHERS}:a"]
     assert found.report.status == "partial"
 
 
@@ -371,13 +371,13 @@ def test_reporting_is_no_work(run: Run) -> None:
     run.start("a")
     run.touches(f"{HOME}/sdk-events.ndjson")
     run.end("a")
-    found = run.correlated()
+    found = run.correlate()
     assert found.calls == {"a": {}}
     assert found.recorder_file_uses == set()
-    assert named(found) == ["sdk_tool_call_without_kernel_events:a"]
+    assert list_ambiguities(found) == ["sdk_tool_call_without_kernel_events:a"]
 
 
-def calls_a_hook(run: Run, log: str = "hooks.ndjson") -> None:
+def start_hook(run: Run, log: str = "hooks.ndjson") -> None:
     """As Claude Code does, and all that the hook does."""
     run.forks(10)
     run.execs(10, "/bin/sh", "-c", HOOK)
@@ -390,7 +390,7 @@ def calls_a_hook(run: Run, log: str = "hooks.ndjson") -> None:
     run.touches(f"{HOME}/{log}", pid=11)
 
 
-def ends_a_hook(run: Run) -> None:
+def end_hook(run: Run) -> None:
     run.exits(11)
     run.exits(10)
 
@@ -399,13 +399,13 @@ def test_what_the_recorders_hooks_do_is_no_calls(run: Run) -> None:
     """Neither in its window, nor what they still do after it."""
     run.start("a")
     run.opens()
-    calls_a_hook(run)
+    start_hook(run)
     run.end("a")
-    ends_a_hook(run)
-    found = run.correlated()
+    end_hook(run)
+    found = run.correlate()
     assert found.calls == {"a": {"event_1012": 1, "openat": 1}}
     assert found.unbound == {"event_1012": 2, "event_1013": 3, "exec": 3, "openat": 2}
-    assert (named(found), found.report.status) == ([], "clean")
+    assert (list_ambiguities(found), found.report.status) == ([], "clean")
     assert found.recorder_file_uses == set()
 
 
@@ -427,9 +427,9 @@ def test_a_call_that_a_hook_reports_belongs_to_who_started_the_hook(
         run.exits(10)
         if not at:
             run.opens(3)
-    found = run.correlated()
+    found = run.correlate()
     assert found.calls["a"]["openat"] == 3
-    assert (named(found), found.report.status) == ([], "clean")
+    assert (list_ambiguities(found), found.report.status) == ([], "clean")
 
 
 @pytest.mark.parametrize("hook", [HOOK, "/usr/bin/tee"])
@@ -444,9 +444,9 @@ def test_what_the_agent_does_while_its_first_hook_begins_is_the_agents(run: Run,
         report("a")
         run.exits(pid)
         run.opens()
-    found = run.correlated()
+    found = run.correlate()
     is_ours = hook == HOOK
-    assert (OTHERS in named(found)) != is_ours
+    assert (OTHERS in list_ambiguities(found)) != is_ours
     assert (found.report.status == "clean") == is_ours
 
 
@@ -468,7 +468,7 @@ def test_nothing_hides_behind_the_name_of_a_hook(run: Run, command: str) -> None
     run.execs(10, "/bin/sh", "-c", command)
     run.opens(3, pid=10)
     run.end("a")
-    assert counts(run.correlated()) == {"a": 5}
+    assert count_bound(run.correlate()) == {"a": 5}
 
 
 @pytest.mark.parametrize("path", ["/bin/bash", f"/tmp{HOOK}", f"{HOOK}/../x", f"{HOOK}s"])
@@ -481,7 +481,7 @@ def test_what_a_program_calls_itself_hides_nothing(run: Run, path: str, argv: li
     run.opens(3, pid=10)
     run.exits(10)
     run.end("a")
-    assert counts(run.correlated()) == {"a": 7}
+    assert count_bound(run.correlate()) == {"a": 7}
 
 
 def test_another_program_does_not_become_a_shell_by_its_arguments(run: Run) -> None:
@@ -490,21 +490,21 @@ def test_another_program_does_not_become_a_shell_by_its_arguments(run: Run) -> N
     run.execs(10, "/bin/sh", "-c", HOOK, path="/tmp/evil")
     run.exits(10)
     run.end("a")
-    assert counts(run.correlated()) == {"a": 3}
+    assert count_bound(run.correlate()) == {"a": 3}
 
 
 def test_what_a_hook_does_beyond_its_work_is_the_agents(run: Run) -> None:
     """Whatever was put into its place, or loaded into it."""
     run.start("a")
-    calls_a_hook(run)
+    start_hook(run)
     run.opens(3, pid=11)
     run.touches("/etc/shadow", UNLINK, pid=11)
     run.forks(13, parent=11)
     run.execs(13, "tr", path="/tmp/tr")
     run.opens(2, pid=13)
     run.end("a")
-    ends_a_hook(run)
-    found = run.correlated()
+    end_hook(run)
+    found = run.correlate()
     assert found.calls["a"] == {"event_1001": 1, "event_1012": 1, "exec": 1, "openat": 5}
 
 
@@ -532,8 +532,8 @@ def test_who_touches_the_recorders_programs_gets_all_that_they_do(
     run.touches(HOOK, pid=10, is_reading=True)
     run.exits(10)
     run.end("a")
-    found = run.correlated()
-    assert counts(found) == {"a": 5}
+    found = run.correlate()
+    assert count_bound(found) == {"a": 5}
     assert (EXEC, HOOK, 0, None) in found.recorder_file_uses
 
 
@@ -547,7 +547,7 @@ def test_a_hook_that_a_call_runs_is_that_calls(run: Run) -> None:
     run.opens(3, pid=11)
     run.exits(11)
     run.end("a")
-    assert counts(run.correlated()) == {"a": 9}
+    assert count_bound(run.correlate()) == {"a": 9}
 
 
 def test_a_wrapper_is_the_recorders_until_it_is_its_program(run: Run) -> None:
@@ -565,7 +565,7 @@ def test_a_wrapper_is_the_recorders_until_it_is_its_program(run: Run) -> None:
     run.touches(f"{HOME}/commands", pid=11)
     run.exits(11)
     run.end("a")
-    found = run.correlated()
+    found = run.correlate()
     assert found.calls["a"] == {
         "exec": 2,
         "openat": 3,
@@ -585,7 +585,7 @@ def test_a_wrapper_is_the_recorders_until_it_is_its_program(run: Run) -> None:
 TEE = 50
 
 
-def relayed(run: Run) -> None:
+def relay_agent(run: Run) -> None:
     """The agent's words go through another program, which takes its time."""
     run.execs(7, "sh", "-c", "agent | tee")
     run.forks(AGENT, parent=7)
@@ -595,30 +595,30 @@ def relayed(run: Run) -> None:
 
 
 def test_what_others_do_in_a_window_is_not_its_calls(run: Run) -> None:
-    relayed(run)
+    relay_agent(run)
     run.start("a")
     run.opens(3)
     run.opens(2, pid=TEE)
     run.forks(51, parent=TEE)
     run.opens(pid=51)
     run.end("a")
-    found = run.correlated()
+    found = run.correlate()
     assert found.calls == {"a": {"event_1012": 1, "openat": 3}}
     assert found.undecided == {"openat": 3}
-    assert f"{OTHERS}:a" in named(found)
+    assert f"{OTHERS}:a" in list_ambiguities(found)
     assert found.report.status == "partial"
 
 
 def test_what_others_do_while_somebody_else_reports_is_named(run: Run) -> None:
     """Words that come late have windows in which nothing happens, or something else."""
-    relayed(run)
+    relay_agent(run)
     run.opens(3)
     run.exits(AGENT)
     run.start("a")
     run.opens(pid=TEE)
     run.end("a")
-    found = run.correlated()
-    assert named(found) == [OTHERS]
+    found = run.correlate()
+    assert list_ambiguities(found) == [OTHERS]
     assert found.report.status == "partial"
 
 
@@ -637,11 +637,11 @@ def test_what_many_are_yet_to_report_fills_no_memory(run: Run) -> None:
     run.allows_all()
     tracemalloc.start()
     try:
-        found = run.correlated()
+        found = run.correlate()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert OTHERS in named(found)
+    assert OTHERS in list_ambiguities(found)
     assert found.unbound == {"event_1012": 1500, "event_1013": 1500, "openat": 1500}
     assert peak < 5000 * len(many)
 
@@ -661,18 +661,18 @@ def test_who_starts_the_agent_is_no_other(run: Run) -> None:
     run.forks(9, parent=7)
     run.opens(2, pid=9)
     run.exits(7)
-    found = run.correlated()
-    assert (named(found), found.report.status) == ([], "clean")
+    found = run.correlate()
+    assert (list_ambiguities(found), found.report.status) == ([], "clean")
 
 
 def test_a_command_that_others_run_is_not_the_calls(run: Run) -> None:
-    relayed(run)
+    relay_agent(run)
     run.start("a", "make")
     run.forks(10)
     run.execs(10, "bash", "-c", "make")
     run.opens(pid=10)
     run.end("a")
-    assert counts(run.correlated()) == {"a": 0}
+    assert count_bound(run.correlate()) == {"a": 0}
 
 
 def test_a_call_that_two_processes_report_belongs_to_nobody(run: Run) -> None:
@@ -680,10 +680,10 @@ def test_a_call_that_two_processes_report_belongs_to_nobody(run: Run) -> None:
     run.opens(2)
     run.reporter = 2
     run.end("a")
-    found = run.correlated()
-    assert counts(found) == {"a": 0}
+    found = run.correlate()
+    assert count_bound(found) == {"a": 0}
     assert found.undecided == {"openat": 2}
-    assert "sdk_tool_call_told_by_several_processes:a" in named(found)
+    assert "sdk_tool_call_told_by_several_processes:a" in list_ambiguities(found)
 
 
 @pytest.mark.parametrize("which", ["start", "end"])
@@ -693,9 +693,9 @@ def test_a_call_that_nobody_was_seen_to_report_is_not_certain(run: Run, which: s
     run.opens(2)
     run.reporter = None if which == "end" else AGENT
     run.end("a")
-    found = run.correlated()
-    assert counts(found) == {"a": 2}
-    assert named(found) == ["sdk_tool_call_told_by_unknown_process:a"]
+    found = run.correlate()
+    assert count_bound(found) == {"a": 2}
+    assert list_ambiguities(found) == ["sdk_tool_call_told_by_unknown_process:a"]
     assert found.report.status == "partial"
 
 
@@ -709,9 +709,9 @@ def test_each_reporter_has_windows_of_its_own(run: Run) -> None:
     run.end("b")
     run.reporter = AGENT
     run.end("a")
-    found = run.correlated()
-    assert counts(found) == {"a": 1, "b": 2}
-    assert named(found) == []
+    found = run.correlate()
+    assert count_bound(found) == {"a": 1, "b": 2}
+    assert list_ambiguities(found) == []
 
 
 # --- and again the process tree -----------------------------------------------------------------
@@ -727,9 +727,9 @@ def test_a_number_that_is_used_again_is_another_process(run: Run) -> None:
     run.forks(10)
     run.opens(pid=10)
     run.end("b")
-    found = run.correlated()
-    assert counts(found) == {"a": 2, "b": 2}
-    assert named(found) == [f"{OTHERS}:b"]
+    found = run.correlate()
+    assert count_bound(found) == {"a": 2, "b": 2}
+    assert list_ambiguities(found) == [f"{OTHERS}:b"]
 
 
 def test_a_number_whose_end_was_not_seen_is_another_process(run: Run) -> None:
@@ -740,7 +740,7 @@ def test_a_number_whose_end_was_not_seen_is_another_process(run: Run) -> None:
     run.start("b")
     run.opens(pid=10)
     run.end("b")
-    assert counts(run.correlated()) == {"a": 1, "b": 1}
+    assert count_bound(run.correlate()) == {"a": 1, "b": 1}
 
 
 def test_a_process_is_known_by_the_first_program_behind_it(run: Run) -> None:
@@ -752,7 +752,7 @@ def test_a_process_is_known_by_the_first_program_behind_it(run: Run) -> None:
     run.opens(pid=11)
     run.end("a")
     run.end("b")
-    assert counts(run.correlated()) == {"a": 2, "b": 2}
+    assert count_bound(run.correlate()) == {"a": 2, "b": 2}
 
 
 # Taken from what Claude Code 2.1.327 really starts.
@@ -791,7 +791,7 @@ def test_a_command_is_known_however_the_shell_got_it(command: str, word: str) ->
     assert commands_asked_of_shell(["/bin/bash", quoted]) == []
 
 
-def test_the_most_telling_place_comes_first() -> None:
+def test_the_most_specific_place_comes_first() -> None:
     assert commands_asked_of_shell(["bash", "-c", PRELUDE.format("'ls -la'")])[1:] == ["ls -la"]
     assert commands_asked_of_shell(["sh", "-c", "eval a && eval 'x; eval b' < /dev/null"])[1:] == [
         "x; eval b",
@@ -806,14 +806,14 @@ def test_the_most_telling_place_comes_first() -> None:
     )
 
 
-def test_two_calls_with_one_command_are_not_told_apart_by_it(run: Run) -> None:
+def test_two_calls_with_one_command_are_not_distinguished_by_it(run: Run) -> None:
     for call in "ab":
         run.start(call, "ls")
     run.forks(10)
     run.execs(10, "sh", "-c", "ls")
     run.end("a")
     run.end("b")
-    assert counts(run.correlated()) == {"a": 0, "b": 0}
+    assert count_bound(run.correlate()) == {"a": 0, "b": 0}
 
 
 def test_a_command_that_was_cut_off_is_known_by_its_beginning() -> None:
@@ -831,28 +831,28 @@ def test_a_command_that_was_cut_off_is_known_by_its_beginning() -> None:
 
 
 def test_nothing_observed_is_not_clean(run: Run) -> None:
-    found = run.correlated()
+    found = run.correlate()
     assert found.report.status == "partial"
-    assert named(found) == ["nothing_observed"]
+    assert list_ambiguities(found) == ["nothing_observed"]
 
 
 def test_events_without_any_call_are_not_clean(run: Run) -> None:
     run.opens()
-    found = run.correlated()
-    assert (found.report.status, named(found)) == ("partial", [OUTSIDE])
+    found = run.correlate()
+    assert (found.report.status, list_ambiguities(found)) == ("partial", [OUTSIDE])
 
 
 def test_without_a_kernel_layer_it_fails(run: Run) -> None:
     run.start("a")
     run.end("a")
     run.decides("a")
-    found = run.correlated(has_kernel=False)
+    found = run.correlate(has_kernel=False)
     assert found.report.status == "failed"
-    assert named(found) == ["kernel_layer_absent", "policy_events_without_kernel_events"]
-    assert counts(found) == {"a": 0}
+    assert list_ambiguities(found) == ["kernel_layer_absent", "policy_events_without_kernel_events"]
+    assert count_bound(found) == {"a": 0}
 
 
-def one_call(run: Run, name: str = "a") -> None:
+def add_call(run: Run, name: str = "a") -> None:
     run.start(name)
     run.opens()
     run.end(name)
@@ -942,10 +942,10 @@ LOST = "kernel_events_lost_in_window:a"
     ],
 )
 def test_each_doubt_has_a_name(run: Run, change: Any, expected: list[str]) -> None:
-    one_call(run)
+    add_call(run)
     change(run)
-    found = run.correlated()
-    assert named(found) == expected
+    found = run.correlate()
+    assert list_ambiguities(found) == expected
     assert found.report.status == ("partial" if expected else "clean")
 
 
@@ -980,13 +980,13 @@ def test_only_this_runs_channels_are_replaced_and_only_those_in_use(
     if not has_hooks:
         run.markers[0].helpers = []
         expected = expected[-1:]
-    one_call(run)
+    add_call(run)
     run.touches(kind=RENAME, **details)
-    assert [name for name in named(run.correlated()) if "replaced" in name] == expected
+    assert [name for name in list_ambiguities(run.correlate()) if "replaced" in name] == expected
 
 
 @pytest.mark.parametrize(
-    ("books", "missing"),
+    ("counters", "missing"),
     [
         ({"seen": 2, "dropped": 1}, ["events"]),
         ({"seen": 1}, []),
@@ -999,28 +999,30 @@ def test_only_this_runs_channels_are_replaced_and_only_those_in_use(
     ],
 )
 def test_what_is_missing_without_a_place_is_missing_from_any_call(
-    run: Run, books: dict[str, Any], missing: list[str]
+    run: Run, counters: dict[str, Any], missing: list[str]
 ) -> None:
-    one_call(run)
-    capture = RawCapture(**{"feed": "ebpf", "got": 1, "uring": "unused", **books})
-    found = run.correlated(capture=capture)
-    assert named(found) == [f"kernel_layer_incomplete:{one}" for one in missing]
+    add_call(run)
+    capture = RawCapture(**{"feed": "ebpf", "got": 1, "uring": "unused", **counters})
+    found = run.correlate(capture=capture)
+    assert list_ambiguities(found) == [f"kernel_layer_incomplete:{one}" for one in missing]
     assert found.report.status == ("partial" if missing else "clean")
 
 
 def test_calls_that_nobody_decided_are_each_named_where_others_were_decided(run: Run) -> None:
     for call in "abc":
-        one_call(run, call)
+        add_call(run, call)
     run.decides("b")
-    found = run.correlated(is_decided=False)
+    found = run.correlate(is_decided=False)
     assert found.report.status == "partial"
-    assert named(found) == [f"sdk_tool_call_without_policy_binding:{call}" for call in "ac"]
+    assert list_ambiguities(found) == [
+        f"sdk_tool_call_without_policy_binding:{call}" for call in "ac"
+    ]
 
 
 def test_without_any_decision_there_is_no_policy_layer_that_calls_could_miss(run: Run) -> None:
-    one_call(run, "a")
-    found = run.correlated(is_decided=False)
-    assert (found.report.status, named(found)) == ("clean", [])
+    add_call(run, "a")
+    found = run.correlate(is_decided=False)
+    assert (found.report.status, list_ambiguities(found)) == ("clean", [])
     assert [one.policy_decision for one in found.report.bindings] == [None]
 
 
@@ -1028,43 +1030,43 @@ def test_a_binding_counts_what_its_window_holds(run: Run) -> None:
     """Also where that is the whole run, as the contract has it of a decision alone."""
     run.opens(2)
     run.decides("decided")
-    run.adds_event("tool_call_started", "told")  # as by OpenTelemetry: nobody knows when
+    run.adds_event("tool_call_started", "sent")  # as by OpenTelemetry: nobody knows when
     run.start("a")
     run.opens(3)
     run.end("a")
     run.end("ghost")
     run.opens(4)
-    found = run.correlated()
+    found = run.correlate()
     windows = {
         one.tool_call_id: (one.window.start, one.window.end, one.kernel_event_count)
         for one in found.report.bindings
     }
     assert windows == {
         "decided": ("run_started", "run_finished", 9),
-        "told": ("run_started", "run_finished", 9),
+        "sent": ("run_started", "run_finished", 9),
         "a": ("tool_call_started:a", "tool_call_completed:a", 3),
         "ghost": ("run_started", "tool_call_completed:ghost", 5),
     }
-    assert found.calls == {"decided": {}, "told": {}, "a": {"openat": 3}, "ghost": {}}
+    assert found.calls == {"decided": {}, "sent": {}, "a": {"openat": 3}, "ghost": {}}
     assert found.unbound == {"openat": 6}
-    assert "sdk_tool_call_without_window:told" in named(found)
+    assert "sdk_tool_call_without_window:sent" in list_ambiguities(found)
     assert found.report.status == "partial"
 
 
 def test_a_call_that_never_ended_has_the_rest_of_the_run(run: Run) -> None:
     run.start("a")
     run.opens(3)
-    found = run.correlated()
-    assert counts(found) == {"a": 3}
+    found = run.correlate()
+    assert count_bound(found) == {"a": 3}
     assert found.report.bindings[0].window.end == "run_finished"
 
 
 def test_a_conflict_of_decisions_is_no_decision(run: Run) -> None:
-    one_call(run)
+    add_call(run)
     run.decides("a")
-    assert run.correlated().report.bindings[0].policy_decision == "allow"
+    assert run.correlate().report.bindings[0].policy_decision == "allow"
     run.decides("a", "deny")
-    assert run.correlated().report.bindings[0].policy_decision is None
+    assert run.correlate().report.bindings[0].policy_decision is None
 
 
 def test_gaps_reach_over_windows(run: Run) -> None:
@@ -1073,17 +1075,17 @@ def test_gaps_reach_over_windows(run: Run) -> None:
         run.opens(10)
         run.end(name)
     run.gaps = [(33, 34), (12, 25)]
-    lost = [name for name in named(run.correlated()) if "lost" in name]
+    lost = [name for name in list_ambiguities(run.correlate()) if "lost" in name]
     assert lost == [uncertainty_code("kernel_events_lost_in_window", name) for name in "bcd"]
     run.gaps = [(3, 35), (4, 5)]
-    assert len([name for name in named(run.correlated()) if "lost" in name]) == 4
+    assert len([name for name in list_ambiguities(run.correlate()) if "lost" in name]) == 4
 
 
 def test_many_overlapping_calls_have_short_names(run: Run) -> None:
     for number in range(40):
         run.start(f"{number:02}")
         run.opens()
-    overlaps = [name for name in named(run.correlated()) if "overlap" in name]
+    overlaps = [name for name in list_ambiguities(run.correlate()) if "overlap" in name]
     assert len(overlaps) == 16  # of two calls, of three, … and of more than sixteen
     longest = ",".join(f"{number:02}" for number in range(16)) + ",\\+"
     assert f"kernel_events_in_overlapping_windows:{longest}" in overlaps
@@ -1109,7 +1111,7 @@ def test_every_event_is_counted_exactly_once(script: list[tuple[Any, ...]]) -> N
     run = Run()
     for name, *words in script:
         getattr(run, name)(*words)
-    found = run.correlated()
+    found = run.correlate()
     together: Counter[str] = Counter()
     for tally in (*found.calls.values(), found.unbound, found.undecided):
         together.update(tally)
@@ -1121,9 +1123,11 @@ def test_every_event_is_counted_exactly_once(script: list[tuple[Any, ...]]) -> N
         if binding.window.start == "run_started":
             continue  # the whole run's, which nobody's alone is
         assert binding.kernel_event_count == sum(found.calls[binding.tool_call_id].values())
-    assert named(found) == sorted(set(named(found)))
-    assert all(name.isprintable() for name in named(found))
-    assert (found.report.status == "clean") == (bool(found.report.bindings) and not named(found))
+    assert list_ambiguities(found) == sorted(set(list_ambiguities(found)))
+    assert all(name.isprintable() for name in list_ambiguities(found))
+    assert (found.report.status == "clean") == (
+        bool(found.report.bindings) and not list_ambiguities(found)
+    )
     again = msgspec.json.decode(msgspec.json.encode(found.report), type=CorrelationReport)
     assert again == found.report
 
@@ -1134,7 +1138,7 @@ def test_a_code_names_its_ids_and_no_others(one: list[str], other: list[str]) ->
     assert (uncertainty_code("c", *one) == uncertainty_code("c", *other)) == (one == other)
 
 
-def test_ids_that_look_like_codes_are_told_apart() -> None:
+def test_ids_that_look_like_codes_are_distinguished() -> None:
     assert uncertainty_code("c", "a,b") == "c:a\\x2cb"
     assert uncertainty_code("c", "a", "b") == "c:a,b"
     assert uncertainty_code("c", "a\\x2cb") == "c:a\\\\x2cb"

@@ -81,14 +81,14 @@ def binding(call: str, decision: str | None = "allow") -> dict[str, Any]:
     }
 
 
-def observed(
+def make_health(
     coverage: str, scope: str, *notes: str, drops: int = 0, **fields: Any
 ) -> dict[str, Any]:
     """Health that agrees with itself."""
     seen = {"network_protocol_coverage": coverage, "network_endpoint_claim_scope": scope}
-    told = " ".join(f"{name}={value}" for name, value in seen.items())
+    text = " ".join(f"{name}={value}" for name, value in seen.items())
     others = json.loads(LOOSE[HEALTH_FILE])["notes"][1:]
-    kernel = f"s2_kernel_capture: monitor_events=4 ringbuf_drops={drops} {told}"
+    kernel = f"s2_kernel_capture: monitor_events=4 ringbuf_drops={drops} {text}"
     return {**seen, "ringbuf_drops": drops, "notes": [kernel, *others, *notes], **fields}
 
 
@@ -100,18 +100,18 @@ UNSEEN: dict[str, Any] = {
     "network_endpoint_claim_scope": "unknown",
     "notes": OTHER_NOTES,
 }
-TRACED = observed(
+TRACED = make_health(
     "connect_only", "diagnostic_only", "stream_cgroup_failed: strace", cgroup_correlation="failed"
 )
-LOSSY = observed("unknown", "unknown", drops=7, kernel_layer="partial_ringbuf_drops")
+LOSSY = make_health("unknown", "unknown", drops=7, kernel_layer="partial_ringbuf_drops")
 BASE = with_changes()
 
 
-def codes(found: CapabilityDiff) -> list[str]:
+def note_codes(found: CapabilityDiff) -> list[str]:
     return [note.partition(":")[0] for note in found.notes]
 
 
-def holds(word: str, found: CapabilityDiff) -> bool:
+def is_failing(word: str, found: CapabilityDiff) -> bool:
     return bool(fail_on_reason(word, found))
 
 
@@ -122,31 +122,31 @@ def test_the_golden_is_reproduced_byte_for_byte() -> None:
     assert msgspec.json.decode(golden, type=CapabilityDiff) == found
 
 
-def test_what_is_bound_to_no_call_is_said_of_a_clean_comparison() -> None:
+def test_what_is_bound_to_no_call_is_reported_of_a_clean_comparison() -> None:
     """Where there is something that counts it. No such thing leaves a call in doubt."""
     quiet = diff(BASE, BASE)
-    assert not holds("unbound", quiet)
+    assert not is_failing("unbound", quiet)
     between = companion(BASE.run_id, unbound={"openat": 2})
     found = diff(BASE, evidence_of({**LOOSE, COMPANION_FILE: between}))
     assert found.status == "clean"
-    assert "capability_diff_head_outside" in codes(found)
-    assert "capability_diff_base_outside" not in codes(found)
-    assert holds("unbound", found)
-    assert not holds("partial", found)
+    assert "capability_diff_head_outside" in note_codes(found)
+    assert "capability_diff_base_outside" not in note_codes(found)
+    assert is_failing("unbound", found)
+    assert not is_failing("partial", found)
     for code in ("kernel_events_after_call:a", "kernel_events_of_other_processes:a,b"):
-        assert holds("unbound", diff(with_changes(correlation={"ambiguities": [code]}), BASE))
+        assert is_failing("unbound", diff(with_changes(correlation={"ambiguities": [code]}), BASE))
     others = with_changes(correlation={"ambiguities": ["sdk_tool_call_duplicate:a"]})
-    assert not holds("unbound", diff(BASE, others))
+    assert not is_failing("unbound", diff(BASE, others))
 
 
 def test_without_calls_no_ids_are_there_that_could_be_stable() -> None:
-    """It is said of the ids, and is no fault of a run that made no calls."""
+    """It is reported of the ids, and is no fault of a run that made no calls."""
     quiet = with_changes(correlation={"bindings": []})
     for sides in ((quiet, quiet), (BASE, quiet), (quiet, BASE)):
         found = diff(*sides)
         assert found.preconditions["stable_tool_call_ids_present"] is False
         assert found.status == "partial:unbound"
-        assert not any(code.endswith("_tool_call_ids") for code in codes(found))
+        assert not any(code.endswith("_tool_call_ids") for code in note_codes(found))
     assert diff(BASE, BASE).preconditions["stable_tool_call_ids_present"] is True
 
 
@@ -212,7 +212,7 @@ def test_an_id_that_is_there_twice_names_no_call() -> None:
     assert found.policy_outcomes == {"changed": []}
     assert found.preconditions["stable_tool_call_ids_present"] is False
     assert found.status == "partial:correlation"
-    assert codes(found) == [
+    assert note_codes(found) == [
         "capability_diff_base_correlation",
         "capability_diff_base_tool_call_ids",
         "capability_diff_idempotent",
@@ -221,7 +221,7 @@ def test_an_id_that_is_there_twice_names_no_call() -> None:
 
 def test_ids_of_another_run_are_not_compared() -> None:
     found = diff(BASE, with_changes(correlation={"bindings": [binding("toolu_1")]}))
-    assert codes(found) == ["capability_diff_no_common_call"]
+    assert note_codes(found) == ["capability_diff_no_common_call"]
     assert found.status == "clean"
 
 
@@ -235,8 +235,8 @@ PARTIAL = {"status": "partial", "ambiguities": ["sdk_event_without_tool_call_id"
         ({"health": UNSEEN}, "partial:health", "health"),
         ({"health": LOSSY}, "partial:health", "health"),
         ({"health": {"cgroup_correlation": "partial"}}, "partial:health", "health"),
-        ({"health": observed("unknown", "unknown", HOLE)}, "partial:health", "health"),
-        ({"health": observed("absent", "not_applicable")}, "clean", ""),
+        ({"health": make_health("unknown", "unknown", HOLE)}, "partial:health", "health"),
+        ({"health": make_health("absent", "not_applicable")}, "clean", ""),
         ({"correlation": {"status": "partial"}}, "partial:correlation", "correlation"),
         ({"correlation": {"status": "failed"}}, "partial:correlation", "correlation"),
         ({"correlation": {"bindings": []}}, "partial:unbound", "unbound"),
@@ -262,7 +262,7 @@ def test_the_first_reason_is_the_status(
         assert found.status == status
         side = "head" if sides[1] is changed else "base"
         if expected:
-            assert f"capability_diff_{side}_{expected}" in codes(found)
+            assert f"capability_diff_{side}_{expected}" in note_codes(found)
         health = found.preconditions[f"{side}_health_clean"]
         assert health == (status != "partial:health")
 
@@ -278,10 +278,10 @@ def test_ambiguities_say_whose_they_are() -> None:
     assert diff(BASE, head).ambiguities == ["head: a", "head: z"]
 
 
-def test_evidence_by_other_rules_is_said() -> None:
+def test_evidence_by_other_rules_is_reported() -> None:
     ours = evidence_of({**LOOSE, COMPANION_FILE: companion(BASE.run_id)})
-    assert "capability_diff_rules_differ" in codes(diff(BASE, ours))
-    assert "capability_diff_rules_differ" not in codes(diff(ours, ours))
+    assert "capability_diff_rules_differ" in note_codes(diff(BASE, ours))
+    assert "capability_diff_rules_differ" not in note_codes(diff(ours, ours))
 
 
 # --- broken evidence ----------------------------------------------------------------------------
@@ -321,13 +321,13 @@ def broken_artifacts(draw: st.DrawFn) -> dict[str, bytes]:
         if what == "whole":
             found[name] = data
         elif what == "bytes":
-            found[name] = draw(st.binary(max_size=20) | json_values.map(to_json))
+            found[name] = draw(st.binary(max_size=20) | json_values.map(encode_json))
         elif what == "changed":
-            found[name] = to_json({**json.loads(data), draw(fields): draw(json_values)})
+            found[name] = encode_json({**json.loads(data), draw(fields): draw(json_values)})
     return found
 
 
-def to_json(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
@@ -336,7 +336,7 @@ def test_broken_evidence_is_an_answer(base: dict[str, bytes], head: dict[str, by
     sides = evidence_of(base), evidence_of(head)
     found = diff(*sides)
     assert (found.status == "failed") == any(side.problems for side in sides)
-    assert (found.status == "failed") == any(n.endswith("_unusable") for n in codes(found))
+    assert (found.status == "failed") == any(n.endswith("_unusable") for n in note_codes(found))
     assert all(note.isprintable() for note in found.notes)
     again = msgspec.json.decode(msgspec.json.encode(found), type=CapabilityDiff)
     assert again == found
@@ -351,7 +351,7 @@ WHOLE = ARCHIVES[0].read_bytes()
 PLAIN = gzip.decompress(WHOLE)
 
 
-def answer(place: Path, data: bytes) -> str:
+def status_of(place: Path, data: bytes) -> str:
     """The status, or that there is no evidence at all."""
     place.write_bytes(data)
     try:
@@ -370,33 +370,33 @@ def test_archives_of_all_kinds_are_read(tmp_path: Path) -> None:
 
 def test_every_cut_of_an_archive_fails(place: Path) -> None:
     for cut in range(len(WHOLE)):
-        assert answer(place, WHOLE[:cut]) == ("failed" if cut > 1 else "none"), cut
+        assert status_of(place, WHOLE[:cut]) == ("failed" if cut > 1 else "none"), cut
 
 
 def test_every_cut_of_a_tar_fails(place: Path) -> None:
     for cut in range(0, len(PLAIN), 256):
-        assert answer(place, compress_tar(PLAIN[:cut])) == ("failed" if cut else "none"), cut
+        assert status_of(place, compress_tar(PLAIN[:cut])) == ("failed" if cut else "none"), cut
 
 
 def test_what_follows_an_archive_fails(place: Path) -> None:
-    assert answer(place, compress_tar(PLAIN)) == "partial:unbound"
+    assert status_of(place, compress_tar(PLAIN)) == "partial:unbound"
     for more in (b"\0", WHOLE):
-        assert answer(place, WHOLE + more) == "failed"
-    assert answer(place, compress_tar(PLAIN + bytes(512))) == "failed"
+        assert status_of(place, WHOLE + more) == "failed"
+    assert status_of(place, compress_tar(PLAIN + bytes(512))) == "failed"
 
 
 @every(17)
 def test_another_byte_of_an_archive_is_never_another_comparison(tmp_path: Path, step: int) -> None:
     whole = write_files_as_archive(tmp_path / "a.tar.gz", make_stream_files())
-    tar, said = bytearray(read_tar(whole)), read_evidence(str(whole))
-    assert not said.problems
+    tar, whole_evidence = bytearray(read_tar(whole)), read_evidence(str(whole))
+    assert not whole_evidence.problems
     same = 0
     with Rewritten(tmp_path / "b.tar.gz") as target:
         for at in range(0, len(tar), step):
             tar[at] ^= 1 << at % 8
             found = read_evidence(str(target.put(compress_tar(bytes(tar)))))
-            same += found == said
-            assert found.problems or found == said, at
+            same += found == whole_evidence
+            assert found.problems or found == whole_evidence, at
             tar[at] ^= 1 << at % 8
     assert same < 20  # the run id of the manifest
 
@@ -429,8 +429,8 @@ def test_what_is_not_as_the_manifest_lists_it_fails(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=2000))
 def test_what_is_no_archive_is_an_answer(place: Path, data: bytes) -> None:
-    assert answer(place, data) in ("failed", "none")
-    assert answer(place, gzip.compress(data)) in ("failed", "none")
+    assert status_of(place, data) in ("failed", "none")
+    assert status_of(place, gzip.compress(data)) in ("failed", "none")
 
 
 def test_a_link_in_place_of_an_artifact_is_not_followed(tmp_path: Path) -> None:
@@ -512,11 +512,11 @@ def test_a_run_that_is_not_as_its_manifest_lists_it_fails(tmp_path: Path) -> Non
 
     for name in (SURFACE_FILE, HEALTH_FILE, COMPANION_FILE, KERNEL_FILE, DETAIL_FILE, MARKERS_FILE):
         size = (folder / name).stat().st_size
-        told = f"{MANIFEST_FILE}: {name} has {size + 1} bytes, not {size}"
-        assert problem(name, other) == told
+        text = f"{MANIFEST_FILE}: {name} has {size + 1} bytes, not {size}"
+        assert problem(name, other) == text
         assert problem(name, lambda data: None).startswith(f"{MANIFEST_FILE}: {name}: ")
-        told = f"{MANIFEST_FILE}: {name} is not what was hashed: "
-        assert problem(name, lambda data: data.swapcase()).startswith(told)
+        text = f"{MANIFEST_FILE}: {name} is not what was hashed: "
+        assert problem(name, lambda data: data.swapcase()).startswith(text)
     assert problem(MANIFEST_FILE, lambda data: data[:-3]).startswith(f"{MANIFEST_FILE}: ")
     begun = problem(EVENTS_FILE, lambda data: b" " + data)
     size = json.loads((folder / MANIFEST_FILE).read_bytes())["events"]["bytes"]
@@ -543,11 +543,11 @@ def test_where_nothing_is_there_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_what_nobody_watched_may_have_been_added() -> None:
-    assert not holds("added-paths", diff(BASE, BASE))
+    assert not is_failing("added-paths", diff(BASE, BASE))
     unknown = diff(BASE, with_changes(health=UNSEEN))
-    assert holds("added-paths", unknown)
-    assert not holds("removed-paths", unknown)
-    assert not holds("added-tools", unknown)
+    assert is_failing("added-paths", unknown)
+    assert not is_failing("removed-paths", unknown)
+    assert not is_failing("added-tools", unknown)
 
 
 EVERYTHING = ("paths", "endpoints", "execs")
@@ -559,13 +559,13 @@ EVERYTHING = ("paths", "endpoints", "execs")
         (UNSEEN, EVERYTHING),
         (LOSSY, EVERYTHING),
         (
-            observed("connect_only", "diagnostic_only", "stream_kernel_unnamed: events=3"),
+            make_health("connect_only", "diagnostic_only", "stream_kernel_unnamed: events=3"),
             EVERYTHING,
         ),
         ({"cgroup_correlation": "partial"}, EVERYTHING),
         (TRACED, ()),  # strace: it followed every process
-        (observed("unknown", "unknown", HOLE), ("paths", "endpoints")),
-        (observed("absent", "not_applicable"), ()),
+        (make_health("unknown", "unknown", HOLE), ("paths", "endpoints")),
+        (make_health("absent", "not_applicable"), ()),
     ],
 )
 def test_words_hold_for_what_nobody_could_see(
@@ -578,10 +578,10 @@ def test_words_hold_for_what_nobody_could_see(
         ("removed", "added", (changed, BASE)),
     ):
         found = diff(*sides)
-        assert [what for what in EVERYTHING if holds(f"{how}-{what}", found)] == [*blind]
-        assert not any(holds(f"{other}-{what}", found) for what in EVERYTHING)
-        assert not holds(f"{how}-tools", found)
-        assert holds("any", found) == (found.status != "clean")
+        assert [what for what in EVERYTHING if is_failing(f"{how}-{what}", found)] == [*blind]
+        assert not any(is_failing(f"{other}-{what}", found) for what in EVERYTHING)
+        assert not is_failing(f"{how}-tools", found)
+        assert is_failing("any", found) == (found.status != "clean")
 
 
 @pytest.mark.parametrize(
@@ -595,7 +595,7 @@ def test_words_hold_for_what_nobody_could_see(
         ("any", {"correlation": {"bindings": [binding("else")]}}, "a call is on one side only"),
     ],
 )
-def test_a_word_that_holds_says_why(word: str, changes: dict[str, Any], why: str) -> None:
+def test_a_word_that_holds_gives_the_reason(word: str, changes: dict[str, Any], why: str) -> None:
     found = diff(BASE, with_changes(**changes))
     assert fail_on_reason(word, found).startswith(why)
 
@@ -611,8 +611,8 @@ DOUBTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("changes", DOUBTS)
 def test_any_is_each_of_the_words(changes: dict[str, Any]) -> None:
     same = with_changes(**changes)
-    assert holds("any", diff(same, same))
-    assert not holds("any", diff(BASE, BASE))
+    assert is_failing("any", diff(same, same))
+    assert not is_failing("any", diff(BASE, BASE))
 
 
 @pytest.mark.parametrize(
@@ -633,15 +633,15 @@ def test_health_that_contradicts_itself_is_no_evidence(health: dict[str, Any], f
     assert found.preconditions["head_health_clean"] is False
 
 
-def as_ours(**changes: Any) -> Evidence:
-    data = to_json({**json.loads(LOOSE[HEALTH_FILE]), **changes})
+def own_evidence(**changes: Any) -> Evidence:
+    data = encode_json({**json.loads(LOOSE[HEALTH_FILE]), **changes})
     return evidence_of({**LOOSE, HEALTH_FILE: data, COMPANION_FILE: companion(BASE.run_id)})
 
 
 def test_our_own_notes_are_held_to_our_own_rules() -> None:
     for code in ("stream_kernel_misses: misses=5", "stream_cgroup_partial: x"):
-        health = observed("connect_only", "diagnostic_only", code)
-        assert diff(as_ours(**health), BASE).status == "failed"
+        health = make_health("connect_only", "diagnostic_only", code)
+        assert diff(own_evidence(**health), BASE).status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -649,7 +649,7 @@ def test_our_own_notes_are_held_to_our_own_rules() -> None:
     [
         ({"notes": []}, "notes: s2_kernel_capture is missing"),
         (
-            observed("unknown", "unknown"),
+            make_health("unknown", "unknown"),
             "network_protocol_coverage: unknown, and nothing is said to be missing",
         ),
     ],
@@ -658,35 +658,35 @@ def test_what_another_recorder_need_not_say_is_asked_of_ours(
     health: dict[str, Any], fault: str
 ) -> None:
     """The contract names no code of a note that must stand there."""
-    found = diff(BASE, as_ours(**health))
+    found = diff(BASE, own_evidence(**health))
     assert f"capability_diff_head_unusable: {HEALTH_FILE}: {fault}" in found.notes
     found = diff(BASE, with_changes(health=health))
     assert found.status != "failed"
     assert found.preconditions["head_health_clean"] is ("network_protocol_coverage" not in health)
 
 
-def test_two_platforms_are_said() -> None:
+def test_two_platforms_are_reported() -> None:
     mac = with_changes(health={**UNSEEN, "platform": "darwin"})
-    assert "capability_diff_platforms_differ" in codes(diff(BASE, mac))
-    assert "capability_diff_platforms_differ" not in codes(diff(mac, mac))
+    assert "capability_diff_platforms_differ" in note_codes(diff(BASE, mac))
+    assert "capability_diff_platforms_differ" not in note_codes(diff(mac, mac))
 
 
-def begun(folder: str) -> bytes:
+def first_events(folder: str) -> bytes:
     """How the events of a run in that folder begin."""
     items = [{"type": "workspace", "metadata": {"run_folder": folder}}]
     events: list[dict[str, Any]] = [
         {"event_type": "run_started", "agent_action": {"artifacts": []}},
         {"event_type": "workspace_prepared", "agent_action": {"artifacts": items}},
     ]
-    return b"".join(to_json(event) + b"\n" for event in events)
+    return b"".join(encode_json(event) + b"\n" for event in events)
 
 
-def of_run(run_id: str, folder: str, *paths: str, **changes: Any) -> Evidence:
+def run_evidence(run_id: str, folder: str, *paths: str, **changes: Any) -> Evidence:
     fields = {"run_id": run_id}
-    found = {name: to_json({**json.loads(data), **fields}) for name, data in LOOSE.items()}
+    found = {name: encode_json({**json.loads(data), **fields}) for name, data in LOOSE.items()}
     surface = {**json.loads(found[SURFACE_FILE]), "filesystem_paths": list(paths), **changes}
-    found[SURFACE_FILE] = to_json(surface)
-    return evidence_of({**found, EVENTS_FILE: begun(folder)} if folder else found)
+    found[SURFACE_FILE] = encode_json(surface)
+    return evidence_of({**found, EVENTS_FILE: first_events(folder)} if folder else found)
 
 
 def test_folders_of_runs_are_compared_without_their_names() -> None:
@@ -695,7 +695,7 @@ def test_folders_of_runs_are_compared_without_their_names() -> None:
     for run_id, top in (("run_a", "/home/me/runs"), ("run_b", "/srv/sym link\\\\xff")):
         folder = f"{top}/{run_id}"
         paths = [f"{folder}{place}" for place in places]
-        sides.append(of_run(run_id, folder, *paths, "/etc/x", process_execs=paths[:1]))
+        sides.append(run_evidence(run_id, folder, *paths, "/etc/x", process_execs=paths[:1]))
     found = diff(*sides)
     assert found.surface["filesystem_paths"].unchanged == [
         "(run)/.wrappers/bin/git",
@@ -705,35 +705,35 @@ def test_folders_of_runs_are_compared_without_their_names() -> None:
     ]
     assert len(found.surface["filesystem_paths"].added) == 2
     assert found.surface["process_execs"].unchanged == ["(run)/workspace/x"]
-    assert "capability_diff_run_folder" in codes(found)
+    assert "capability_diff_run_folder" in note_codes(found)
 
 
 def test_what_only_looks_like_a_runs_folder_is_not_placed() -> None:
-    base = of_run("ga", "/runs/ga", "/runs/ga/workspace/f1")
-    head = of_run("gb", "/runs/gb", "/runs/gb/workspace/f1", "/out/gb/workspace/f1")
+    base = run_evidence("ga", "/runs/ga", "/runs/ga/workspace/f1")
+    head = run_evidence("gb", "/runs/gb", "/runs/gb/workspace/f1", "/out/gb/workspace/f1")
     found = diff(base, head)
     assert found.surface["filesystem_paths"].added == ["/out/gb/workspace/f1"]
-    assert holds("added-paths", found)
-    other = of_run("gb", "/runs/gb", "/runs/ga/workspace/f1")
+    assert is_failing("added-paths", found)
+    other = run_evidence("gb", "/runs/gb", "/runs/ga/workspace/f1")
     assert diff(base, other).surface["filesystem_paths"].added == ["/runs/ga/workspace/f1"]
 
 
-def test_where_no_record_says_where_a_run_lay_nothing_is_placed() -> None:
-    sides = [of_run(name, "", f"/runs/{name}/workspace/f1") for name in ("ga", "gb")]
+def test_where_no_record_shows_where_a_run_lay_nothing_is_placed() -> None:
+    sides = [run_evidence(name, "", f"/runs/{name}/workspace/f1") for name in ("ga", "gb")]
     changes = diff(*sides).surface["filesystem_paths"]
     assert (changes.added, changes.removed) == (
         ["/runs/gb/workspace/f1"],
         ["/runs/ga/workspace/f1"],
     )
-    for events in (b"", b"{}\n[]\n", begun("workspace"), begun("")):
+    for events in (b"", b"{}\n[]\n", first_events("workspace"), first_events("")):
         assert run_folders(events) == ("", "")
-    assert run_folders(begun("/runs/ga")) == ("/runs/ga", "")
+    assert run_folders(first_events("/runs/ga")) == ("/runs/ga", "")
 
 
 def test_the_folder_is_read_from_the_runs_own_events(tmp_path: Path) -> None:
-    files = {**LOOSE, EVENTS_FILE: begun("/runs/ga")}
+    files = {**LOOSE, EVENTS_FILE: first_events("/runs/ga")}
     archive = write_files_as_archive(
-        tmp_path / "a.tar.gz", {**make_stream_files(), EVENTS_FILE: begun("/runs/ga")}
+        tmp_path / "a.tar.gz", {**make_stream_files(), EVENTS_FILE: first_events("/runs/ga")}
     )
     assert read_evidence(str(archive)).folder == "/runs/ga"
     for name, data in files.items():
@@ -765,8 +765,8 @@ def companion(
 
 def with_programs(feed: str = "ebpf", **programs: list[str]) -> Evidence:
     surface = {**json.loads(LOOSE[SURFACE_FILE]), "process_execs": ["tool", "cat"]}
-    beside = companion(BASE.run_id, feed, programs)
-    return evidence_of({**LOOSE, SURFACE_FILE: to_json(surface), COMPANION_FILE: beside})
+    own_companion = companion(BASE.run_id, feed, programs)
+    return evidence_of({**LOOSE, SURFACE_FILE: encode_json(surface), COMPANION_FILE: own_companion})
 
 
 @pytest.mark.parametrize("other", [["/bin/id"], ["/bin/id", "/bin/true"], ["tool"]])
@@ -776,7 +776,7 @@ def test_another_file_by_the_same_name_went_and_came(other: list[str]) -> None:
     changes = found.surface["process_execs"]
     assert (changes.added, changes.removed, changes.unchanged) == (["tool"], ["tool"], ["cat"])
     assert not is_same(found)
-    assert holds("added-execs", found)
+    assert is_failing("added-execs", found)
     assert found.notes == [
         f"capability_diff_program_replaced: tool: /bin/true in base, {', '.join(other)} in head"
     ]
@@ -787,15 +787,15 @@ def test_files_of_programs_lie_in_the_runs_folders() -> None:
     sides = []
     for name in ("ga", "gb"):
         tool, file = f"/runs/{name}/workspace/tool", f"/runs/{name}/workspace/real"
-        found = {key: to_json({**json.loads(v), "run_id": name}) for key, v in LOOSE.items()}
+        found = {key: encode_json({**json.loads(v), "run_id": name}) for key, v in LOOSE.items()}
         surface = {**json.loads(found[SURFACE_FILE]), "process_execs": [tool]}
-        beside = companion(name, programs={tool: [file]})
-        more = {SURFACE_FILE: to_json(surface), COMPANION_FILE: beside}
-        sides.append(evidence_of({**found, **more, EVENTS_FILE: begun(f"/runs/{name}")}))
+        own_companion = companion(name, programs={tool: [file]})
+        more = {SURFACE_FILE: encode_json(surface), COMPANION_FILE: own_companion}
+        sides.append(evidence_of({**found, **more, EVENTS_FILE: first_events(f"/runs/{name}")}))
     assert is_same(diff(*sides))
 
 
-def test_a_feed_that_does_not_know_the_files_is_said() -> None:
+def test_a_feed_that_does_not_know_the_files_is_reported() -> None:
     base, head = with_programs(tool=["/bin/true"]), with_programs("strace")
     found = diff(base, head)
     assert found.surface["process_execs"].unchanged == ["cat", "tool"]
@@ -803,11 +803,11 @@ def test_a_feed_that_does_not_know_the_files_is_said() -> None:
     assert note.startswith("capability_diff_programs_unknown: ")
     assert "it is unknown in head which files ran" in note
     for one in (found, diff(head, base), diff(head, head), diff(BASE, head)):
-        assert "capability_diff_programs_unknown" in codes(one)
-        assert "capability_diff_idempotent" not in codes(one)
-        assert not holds("added-execs", one) or one.surface["process_execs"].added
+        assert "capability_diff_programs_unknown" in note_codes(one)
+        assert "capability_diff_idempotent" not in note_codes(one)
+        assert not is_failing("added-execs", one) or one.surface["process_execs"].added
     assert "it is unknown in base and head which files ran" in diff(head, head).notes[0]
-    assert codes(diff(base, base)) == ["capability_diff_idempotent"]
+    assert note_codes(diff(base, base)) == ["capability_diff_idempotent"]
 
 
 def test_a_broken_companion_fails() -> None:
@@ -824,15 +824,15 @@ def test_what_could_not_be_named_is_not_clean() -> None:
     found = diff(BASE, with_changes(health={"notes": notes}))
     assert found.status == "partial:health"
     assert found.notes[0] == "capability_diff_head_health: unnamed_events=3"
-    assert holds("added-paths", found)
-    assert not holds("removed-paths", found)
+    assert is_failing("added-paths", found)
+    assert not is_failing("removed-paths", found)
 
 
 def test_two_runs_that_nobody_watched_are_not_identical() -> None:
     blind = with_changes(health=UNSEEN)
     for sides in ((blind, blind), (BASE, blind)):
-        assert "capability_diff_idempotent" not in codes(diff(*sides))
-        assert "capability_diff_unobserved" in codes(diff(*sides))
+        assert "capability_diff_idempotent" not in note_codes(diff(*sides))
+        assert "capability_diff_unobserved" in note_codes(diff(*sides))
 
 
 def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Health never looks better than the feed's books, and what contradicts itself is found."""
+"""Health never looks better than the feed's counters, and what contradicts itself is found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stream.evidence.health import LayerCounts, health_faults, make_health
 from stream.records.artifacts import ClaimScope, Coverage, ObservationHealth
 from stream.records.kernel import RawCapture
 from tests.evidence.raw import CAPTURE
-from tests.evidence.test_contracts import archived
+from tests.evidence.test_contracts import iter_archived
 
 ASSAY = Path(__file__).resolve().parents[1] / "data" / "assay"
 GOLDEN = ASSAY / "golden" / "observation-health-openai-agents-kernel-policy-v0.json"
@@ -32,12 +32,12 @@ SEEN: dict[str, Any] = {
 COUNTS = ("monitor_events", "policy_events", "sdk_events", "sdk_tool_calls")
 
 
-def health(capture: RawCapture = CAPTURE, **changes: Any) -> ObservationHealth:
+def build_health(capture: RawCapture = CAPTURE, **changes: Any) -> ObservationHealth:
     unnamed = changes.pop("unnamed", 0)
     return make_health("run", capture, LayerCounts(**{**SEEN, **changes}), unnamed=unnamed)
 
 
-def faults(found: ObservationHealth, **changes: Any) -> list[str]:
+def find_faults(found: ObservationHealth, **changes: Any) -> list[str]:
     how = {name: changes.pop(name) for name in ("lost", "is_reference") if name in changes}
     return list(health_faults(found, LayerCounts(**{**SEEN, **changes}), **how))
 
@@ -48,20 +48,20 @@ def is_passing(found: ObservationHealth) -> bool:
     return states == ("complete", 0, "clean")
 
 
-def codes(found: ObservationHealth) -> list[str]:
+def note_codes(found: ObservationHealth) -> list[str]:
     return [note.partition(":")[0] for note in found.notes]
 
 
-def test_a_good_run_is_said_as_the_contract_shows_it() -> None:
+def test_a_good_run_is_reported_as_the_contract_shows_it() -> None:
     golden = msgspec.json.decode(GOLDEN.read_bytes(), type=ObservationHealth)
     assert make_health(golden.run_id, CAPTURE, LayerCounts(**SEEN)) == golden
     assert is_passing(golden)
-    assert faults(golden) == []
+    assert find_faults(golden) == []
 
 
 def test_the_real_archives_hold_together() -> None:
     seen = 0
-    files = dict(archived())
+    files = dict(iter_archived())
     for name, data in files.items():
         if name.endswith("observation-health.json"):
             kernel = files[name.replace("observation-health.json", "layers/kernel.ndjson")]
@@ -73,8 +73,8 @@ def test_the_real_archives_hold_together() -> None:
                 "sdk_tool_calls": 2,
                 "is_reference": True,
             }
-            assert faults(found, **counts) == []
-            assert faults(found, **{**counts, "monitor_events": 1})
+            assert find_faults(found, **counts) == []
+            assert find_faults(found, **{**counts, "monitor_events": 1})
             seen += 1
     assert seen == 2
 
@@ -91,7 +91,7 @@ def test_the_real_archives_hold_together() -> None:
 def test_coverage_is_what_was_observed(
     connect: bool, datagram: bool, coverage: str, scope: str
 ) -> None:
-    found = health(has_connect=connect, has_datagram=datagram)
+    found = build_health(has_connect=connect, has_datagram=datagram)
     assert (found.network_protocol_coverage, found.network_endpoint_claim_scope) == (
         coverage,
         scope,
@@ -115,16 +115,16 @@ LOSSES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("code", LOSSES)
 def test_any_loss_is_one(code: str) -> None:
     capture = replace(CAPTURE, **LOSSES[code])
-    found = health(capture)
+    found = build_health(capture)
     assert found.kernel_layer == "partial_ringbuf_drops"
     assert found.ringbuf_drops == capture.dropped
     assert (found.network_protocol_coverage, found.network_endpoint_claim_scope) == (
         "unknown",
         "unknown",
     )
-    assert codes(found)[3:] == ([code] if code else [])
+    assert note_codes(found)[3:] == ([code] if code else [])
     assert not is_passing(found)
-    assert faults(found) == []
+    assert find_faults(found) == []
 
 
 @pytest.mark.parametrize(
@@ -135,48 +135,52 @@ def test_any_loss_is_one(code: str) -> None:
     ],
 )
 def test_what_was_not_observed_is_absent(capture: RawCapture, why: str) -> None:
-    found = health(capture, monitor_events=0, has_connect=False)
+    found = build_health(capture, monitor_events=0, has_connect=False)
     assert found.kernel_layer == "absent"
     assert found.cgroup_correlation == "failed"
     assert found.network_protocol_coverage == found.network_endpoint_claim_scope == "unknown"
-    assert codes(found) == ["s4_policy_capture", "s5_sdk_capture", "stream_kernel_absent"]
+    assert note_codes(found) == ["s4_policy_capture", "s5_sdk_capture", "stream_kernel_absent"]
     assert found.notes[-1] == f"stream_kernel_absent: {why}"
-    assert faults(found, monitor_events=0, has_connect=False) == []
-    assert faults(found, monitor_events=1)
+    assert find_faults(found, monitor_events=0, has_connect=False) == []
+    assert find_faults(found, monitor_events=1)
 
 
 def test_what_went_by_way_of_io_uring_makes_the_network_unknown() -> None:
-    found = health(replace(CAPTURE, uring="hole"))
+    found = build_health(replace(CAPTURE, uring="hole"))
     assert found.kernel_layer == "complete"
     assert found.network_protocol_coverage == "unknown"
-    assert codes(found)[3:] == ["stream_uring_hole"]
+    assert note_codes(found)[3:] == ["stream_uring_hole"]
     for uring in ("seen", "unused"):
-        assert health(replace(CAPTURE, uring=uring)).notes == health().notes[:3]
+        assert build_health(replace(CAPTURE, uring=uring)).notes == build_health().notes[:3]
 
 
 def test_what_could_not_be_named_is_a_note() -> None:
-    found = health(unnamed=3)
+    found = build_health(unnamed=3)
     assert found.notes[-1] == "stream_kernel_unnamed: events=3"
     assert found.kernel_layer == "complete"
-    assert faults(found) == []
-    assert health(RawCapture(feed="absent"), unnamed=3).notes[-1].startswith("stream_kernel_absent")
+    assert find_faults(found) == []
+    assert (
+        build_health(RawCapture(feed="absent"), unnamed=3)
+        .notes[-1]
+        .startswith("stream_kernel_absent")
+    )
 
 
 def test_the_control_groups_reasons_are_notes() -> None:
     reasons = ["2 left it", "it has\nstill processes"]
-    found = health(replace(CAPTURE, cgroup="partial", cgroup_reasons=reasons))
+    found = build_health(replace(CAPTURE, cgroup="partial", cgroup_reasons=reasons))
     assert found.cgroup_correlation == "partial"
     assert found.notes[-1] == "stream_cgroup_partial: 2 left it; it has\\nstill processes"
-    assert faults(found) == []
+    assert find_faults(found) == []
     assert not is_passing(found)
 
 
 def test_layers_without_events_are_absent() -> None:
     none: dict[str, Any] = {"policy_events": 0, "sdk_events": 0, "sdk_tool_calls": 0}
-    found = health(**none)
+    found = build_health(**none)
     assert (found.policy_layer, found.sdk_layer) == ("absent", "absent")
-    assert codes(found) == ["s2_kernel_capture"]
-    assert faults(found, **none) == []
+    assert note_codes(found) == ["s2_kernel_capture"]
+    assert find_faults(found, **none) == []
 
 
 CAPTURES = st.builds(
@@ -213,7 +217,7 @@ def test_what_is_made_holds_together_and_is_honest(
     is_absent = capture.feed == "absent"
     if is_absent:
         run["monitor_events"] = 0
-    run["sdk_tool_calls"] = min(run["sdk_tool_calls"], run["sdk_events"])  # an event tells of one
+    run["sdk_tool_calls"] = min(run["sdk_tool_calls"], run["sdk_events"])  # an event is of one
     counts = LayerCounts(**run)
     found = make_health("run", capture, counts)
     assert list(health_faults(found, counts)) == []
@@ -252,38 +256,38 @@ STATES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_any_field_that_is_changed_alone_is_found(state: str, name: str) -> None:
     capture, changes = STATES[state]
-    good = health(capture, **changes)
-    assert faults(good, **changes) == []
+    good = build_health(capture, **changes)
+    assert find_faults(good, **changes) == []
     for value in VALUES[name]:
         if value == getattr(good, name) or (state, name) == ("absent", "platform"):
             continue
         changed = replace(good, **{name: value})
-        assert faults(changed, **changes), (state, name, value)
+        assert find_faults(changed, **changes), (state, name, value)
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_any_note_that_is_changed_is_found(state: str) -> None:
     capture, changes = STATES[state]
-    good = health(capture, **changes)
+    good = build_health(capture, **changes)
     for index, note in enumerate(good.notes):
         rest = [*good.notes[:index], *good.notes[index + 1 :]]
         others = [rest, [*good.notes, note], [*rest, note.replace(":", " ")]]
-        if not note.startswith("stream_"):  # how much of it: the feed's books say
+        if not note.startswith("stream_"):  # how much of it: the feed's counters show
             digits = sorted(set("0134") & set(note[10:]))
             others += [[*rest, note.replace(old, "9", 1)] for old in digits]
             others += [[*rest, note.replace("=", f"={digit}", 1)] for digit in ("0", "9" * 5000)]
         for notes in others:
-            assert faults(replace(good, notes=notes), **changes), notes
+            assert find_faults(replace(good, notes=notes), **changes), notes
 
 
 def test_gaps_and_counts_are_held_against_it() -> None:
-    assert faults(health(), lost=1)
-    assert not faults(health(replace(CAPTURE, dropped=1, seen=11)), lost=1)
+    assert find_faults(build_health(), lost=1)
+    assert not find_faults(build_health(replace(CAPTURE, dropped=1, seen=11)), lost=1)
     for name in COUNTS:
-        assert faults(health(), **{name: 9})
-        assert faults(health(), **{name: 0})
-    assert faults(health(), has_connect=False)
-    assert faults(health(), has_datagram=True)
+        assert find_faults(build_health(), **{name: 9})
+        assert find_faults(build_health(), **{name: 0})
+    assert find_faults(build_health(), has_connect=False)
+    assert find_faults(build_health(), has_datagram=True)
 
 
 def coverage_note(coverage: str, scope: str, drops: int = 0) -> str:
@@ -309,29 +313,29 @@ def test_the_references_coverage_is_what_its_layer_shows(
 ) -> None:
     """Consistent in its field, its scope and its note."""
     scope: Any = "not_applicable" if coverage == "absent" else "diagnostic_only"
-    told = replace(
-        health(),
+    changed = replace(
+        build_health(),
         kernel_layer="partial_ringbuf_drops" if drops else "complete",
         ringbuf_drops=drops,
         network_protocol_coverage=coverage,
         network_endpoint_claim_scope=scope,
-        notes=[coverage_note(coverage, scope, drops), *health().notes[1:]],
+        notes=[coverage_note(coverage, scope, drops), *build_health().notes[1:]],
     )
-    found = faults(told, has_connect=connect, has_datagram=datagram, is_reference=True)
+    found = find_faults(changed, has_connect=connect, has_datagram=datagram, is_reference=True)
     may_be = bool(drops) and coverage == "absent"
     assert bool(found) is not may_be, found
     seen = {"has_connect": "connect" in coverage, "has_datagram": "datagram" in coverage}
-    assert faults(told, **seen, is_reference=True) == []
+    assert find_faults(changed, **seen, is_reference=True) == []
 
 
 def test_a_note_of_the_old_form_is_known_where_the_fields_are_unset() -> None:
     old = replace(
-        health(),
+        build_health(),
         network_protocol_coverage=UNSET,
         network_endpoint_claim_scope=UNSET,
-        notes=["s2_kernel_capture: monitor_events=4 ringbuf_drops=0", *health().notes[1:]],
+        notes=["s2_kernel_capture: monitor_events=4 ringbuf_drops=0", *build_health().notes[1:]],
     )
     assert "network_protocol_coverage" not in json.loads(msgspec.json.encode(old))
-    assert faults(old, is_reference=True) == []
-    (fault,) = faults(old)
+    assert find_faults(old, is_reference=True) == []
+    (fault,) = find_faults(old)
     assert fault.startswith("network_protocol_coverage: is missing, with network_endpoint_claim")

@@ -22,11 +22,11 @@ from stream.records.artifacts import Marker
 EVENTS = [10, 20, 30, 40, 50]  #: when the kernel saw them
 
 
-def times(ts: int) -> int:
+def events_until(ts: int) -> int:
     return bisect_right(EVENTS, ts)
 
 
-def channel(writes: Sequence[tuple[int, int, int]], received: int) -> ChannelWrites:
+def make_channel(writes: Sequence[tuple[int, int, int]], received: int) -> ChannelWrites:
     """`writes`: so many bytes by then, when, and by whom."""
     seen = Writes()
     for size, ts, pid in writes:
@@ -34,17 +34,17 @@ def channel(writes: Sequence[tuple[int, int, int]], received: int) -> ChannelWri
     return ChannelWrites(seen, received)
 
 
-def placed(
+def place_boundaries(
     boundaries: Sequence[CallBoundary],
     written: Sequence[tuple[int, int]] | None = None,
     received: int = 0,
 ) -> list[Marker]:
     writes = [(size, ts, number) for number, (size, ts) in enumerate(written or ())]
-    seen = {} if written is None else {"stdout": channel(writes, received)}
-    return build_markers("r", boundaries, written=seen, times=times, total=len(EVENTS))
+    seen = {} if written is None else {"stdout": make_channel(writes, received)}
+    return build_markers("r", boundaries, written=seen, times=events_until, total=len(EVENTS))
 
 
-def boundary(
+def make_boundary(
     sdk_seq: int,
     name: MarkerName,
     call: str | None,
@@ -64,16 +64,18 @@ def boundary(
     )
 
 
-def start(call: str, end: int | None, arrived: int, command: str | None = None) -> CallBoundary:
-    return boundary(0, "tool_call_started", call, end, arrived, command)
+def call_start(
+    call: str, end: int | None, arrived: int, command: str | None = None
+) -> CallBoundary:
+    return make_boundary(0, "tool_call_started", call, end, arrived, command)
 
 
-def done(call: str, end: int | None, arrived: int) -> CallBoundary:
-    return boundary(1, "tool_call_completed", call, end, arrived)
+def call_end(call: str, end: int | None, arrived: int) -> CallBoundary:
+    return make_boundary(1, "tool_call_completed", call, end, arrived)
 
 
 def test_a_run_without_calls_has_two_markers() -> None:
-    markers = placed([])
+    markers = place_boundaries([])
     assert [(m.seq, m.name, m.at) for m in markers] == [
         (0, "run_started", 0),
         (1, "run_finished", 5),
@@ -81,8 +83,8 @@ def test_a_run_without_calls_has_two_markers() -> None:
 
 
 def test_a_line_was_reported_when_the_kernel_saw_it_written() -> None:
-    boundaries = [start("a", 100, 55, "ls"), done("a", 150, 55)]
-    markers = placed(boundaries, [(60, 15), (120, 25), (150, 45)], 150)
+    boundaries = [call_start("a", 100, 55, "ls"), call_end("a", 150, 55)]
+    markers = place_boundaries(boundaries, [(60, 15), (120, 25), (150, 45)], 150)
     assert [(m.name, m.at, m.clock) for m in markers[1:-1]] == [
         ("tool_call_started", 2, "kernel"),
         ("tool_call_completed", 4, "kernel"),
@@ -103,7 +105,7 @@ def test_a_line_was_reported_when_the_kernel_saw_it_written() -> None:
     ],
 )
 def test_otherwise_it_was_reported_when_it_arrived(written: list[tuple[int, int]] | None) -> None:
-    markers = placed([start("a", 100, 35)], written, 150)
+    markers = place_boundaries([call_start("a", 100, 35)], written, 150)
     assert (markers[1].at, markers[1].clock, markers[1].pid) == (3, "arrival", None)
 
 
@@ -116,9 +118,9 @@ def test_each_channel_has_writes_of_its_own() -> None:
         offset_end=10,
         arrived_ns=99,
     )
-    seen = {"stdout": channel([(100, 15, 7)], 100), "log": channel([(10, 45, 7)], 10)}
-    boundaries = [start("a", 100, 99), by_log]
-    markers = build_markers("r", boundaries, written=seen, times=times, total=len(EVENTS))
+    seen = {"stdout": make_channel([(100, 15, 7)], 100), "log": make_channel([(10, 45, 7)], 10)}
+    boundaries = [call_start("a", 100, 99), by_log]
+    markers = build_markers("r", boundaries, written=seen, times=events_until, total=len(EVENTS))
     assert [(m.at, m.clock) for m in markers[1:-1]] == [(1, "kernel"), (4, "kernel")]
 
 
@@ -150,20 +152,22 @@ def test_what_two_channels_report_is_the_same_or_not(
         first, second = second, first
     begun, ended = times_of_log
     written = {
-        "stdout": channel([(10, 15, 7), (20, 30, 7)], 20),
-        "log": channel([(10, begun, 7), (20, ended, 7)], 20),
+        "stdout": make_channel([(10, 15, 7), (20, 30, 7)], 20),
+        "log": make_channel([(10, begun, 7), (20, ended, 7)], 20),
     }
     assert conflicting_repeats(first, second, written).total() == apart
-    assert conflicting_repeats(first, second, {**written, "log": channel([], 20)}).total() == 0
+    assert conflicting_repeats(first, second, {**written, "log": make_channel([], 20)}).total() == 0
 
 
-def test_what_was_not_told_on_stdout_is_placed_by_its_arrival() -> None:
-    markers = placed([start("a", None, 35)], [(150, 15)], 150)
+def test_what_did_not_come_on_stdout_is_placed_by_its_arrival() -> None:
+    markers = place_boundaries([call_start("a", None, 35)], [(150, 15)], 150)
     assert (markers[1].at, markers[1].clock) == (3, "arrival")
 
 
 def test_a_call_does_not_end_before_it_starts() -> None:
-    markers = placed([start("a", None, 45), done("a", 150, 99)], [(150, 15)], 150)
+    markers = place_boundaries(
+        [call_start("a", None, 45), call_end("a", 150, 99)], [(150, 15)], 150
+    )
     assert [m.at for m in markers[1:-1]] == [4, 4]
 
 
@@ -171,7 +175,7 @@ def test_no_marker_stands_outside_of_the_run() -> None:
     for count, expected in ((-1, 0), (99, 5)):
         markers = build_markers(
             "r",
-            [start("a", None, 1)],
+            [call_start("a", None, 1)],
             written={},
             times=lambda _, count=count: count,  # type: ignore[misc]
             total=5,
@@ -180,8 +184,8 @@ def test_no_marker_stands_outside_of_the_run() -> None:
 
 
 def test_markers_stand_in_order() -> None:
-    boundaries = [start("a", None, 45), start("b", None, 15), start("c", None, 45)]
-    assert [m.tool_call_id for m in placed(boundaries)[1:-1]] == ["b", "a", "c"]
+    boundaries = [call_start("a", None, 45), call_start("b", None, 15), call_start("c", None, 45)]
+    assert [m.tool_call_id for m in place_boundaries(boundaries)[1:-1]] == ["b", "a", "c"]
 
 
 names: st.SearchStrategy[MarkerName] = st.sampled_from(("tool_call_started", "tool_call_completed"))
@@ -190,7 +194,7 @@ names: st.SearchStrategy[MarkerName] = st.sampled_from(("tool_call_started", "to
 @given(
     st.lists(
         st.builds(
-            lambda name, call, end, arrived: boundary(0, name, call, end, arrived),
+            lambda name, call, end, arrived: make_boundary(0, name, call, end, arrived),
             names,
             st.sampled_from(["a", "b", None]),
             st.none() | st.integers(0, 200),
@@ -203,7 +207,7 @@ names: st.SearchStrategy[MarkerName] = st.sampled_from(("tool_call_started", "to
 def test_markers_are_a_run(
     boundaries: list[CallBoundary], written: list[tuple[int, int]] | None, received: int
 ) -> None:
-    markers = placed(boundaries, written, received)
+    markers = place_boundaries(boundaries, written, received)
     assert [m.seq for m in markers] == list(range(len(boundaries) + 2))
     places = [m.at for m in markers]
     assert places == sorted(places)
@@ -228,9 +232,9 @@ def test_more_who_wrote_to_the_policy_log_than_are_kept_are_counted() -> None:
     for others, unused in (([(5, 7)], {}), ([(5, 10_001)], {"policy:left_out": 1})):
         found = build_markers(
             "r",
-            [start("a", 100, 15)],
+            [call_start("a", 100, 15)],
             written={},
-            times=times,
+            times=events_until,
             total=len(EVENTS),
             decided=[*engine, *others],
         )

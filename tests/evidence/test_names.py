@@ -25,7 +25,7 @@ WAYS = {
 }
 
 
-def names(ways: dict[str, list[str]], processes: Collection[int] = (), **more: Any) -> Names:
+def make_names(ways: dict[str, list[str]], processes: Collection[int] = (), **more: Any) -> Names:
     known = {
         "run_id": FOLDER.rpartition("/")[2],
         "folder": FOLDER,
@@ -37,14 +37,14 @@ def names(ways: dict[str, list[str]], processes: Collection[int] = (), **more: A
     return found
 
 
-def named(path: str, *ways: str, processes: Collection[int] = (), **more: Any) -> str:
-    return names({path: [*ways]}, processes, **more).of(path)
+def name_path(path: str, *ways: str, processes: Collection[int] = (), **more: Any) -> str:
+    return make_names({path: [*ways]}, processes, **more).of(path)
 
 
 # --- five identical runs of real agents ----------------------------------------------------------
 
 
-def recorded(line: bytes, **more: Any) -> tuple[Names, set[str]]:
+def read_recorded(line: bytes, **more: Any) -> tuple[Names, set[str]]:
     run = json.loads(line)
     ways = {**run["paths"], **more}
     found = Names(
@@ -65,7 +65,7 @@ def test_identical_runs_of_a_real_agent_have_the_same_names(agent: str) -> None:
     runs = [set(json.loads(line)["paths"]) for line in lines]
     assert len(lines) == 5
     assert all(one - other for one, other in combinations(runs, 2)), "as they are, they differ"
-    first, *others = (recorded(line)[1] for line in lines)
+    first, *others = (read_recorded(line)[1] for line in lines)
     assert all(other == first for other in others)
     assert len(first) > 10
 
@@ -83,16 +83,16 @@ def test_identical_runs_of_a_real_agent_have_the_same_names(agent: str) -> None:
         "/proc/1/environ",
     ],
 )
-def test_what_such_a_run_did_besides_stays_a_difference(agent: str, path: str) -> None:
+def test_what_else_such_a_run_did_stays_a_difference(agent: str, path: str) -> None:
     for line in (RECORDED / f"{agent}.ndjson").read_bytes().splitlines():
-        _, values = recorded(line)
+        _, values = read_recorded(line)
         for ways in (["read"], ["create", "exclusive", "write"], ["mkdir"]):
-            assert recorded(line, **{path: ways})[1] - values == {path}
+            assert read_recorded(line, **{path: ways})[1] - values == {path}
 
 
 def test_what_was_replaced_is_counted_by_value_and_rule() -> None:
     lines = (RECORDED / "claude.ndjson").read_bytes().splitlines()
-    found, values = recorded(lines[0])
+    found, values = read_recorded(lines[0])
     assert set(found.used) == {"pid", "random", "run", "time", "uuid", "hash"}
     assert found.used["pid"] == 13
     assert "(run)/workspace/hello.txt.tmp.(pid).(random)" in values
@@ -104,31 +104,31 @@ def test_what_was_replaced_is_counted_by_value_and_rule() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}: {rule.example}")
 def test_a_rule_finds_its_example_and_leaves_its_counter_example_alone(rule: NameRule) -> None:
-    found = names({f"/x/{rule.example}": WAYS[rule.proof]})
+    found = make_names({f"/x/{rule.example}": WAYS[rule.proof]})
     assert f"({rule.name})" in found.of(f"/x/{rule.example}")
     assert rule.name in found._place_of_path(f"/x/{rule.example}").rules
     for ways in WAYS.values():
-        assert named(f"/x/{rule.counter}", *ways) == f"/x/{rule.counter}"
+        assert name_path(f"/x/{rule.counter}", *ways) == f"/x/{rule.counter}"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}: {rule.example}")
 def test_a_rule_needs_its_proof(rule: NameRule) -> None:
     path = f"/x/{rule.example}"
     for ways in ([], ["read"], ["unknown"], ["read", "unknown"]):
-        assert named(path, *ways) == path
+        assert name_path(path, *ways) == path
     weaker = {
         "moved": ["exclusive"],
         "first": ["create", "write"],
         "made": ["write", "unlink"],
         "changed": ["read"],
     }
-    assert f"({rule.name})" not in named(path, *weaker[rule.proof])
-    assert names({}, workspace="").of(path) == path
+    assert f"({rule.name})" not in name_path(path, *weaker[rule.proof])
+    assert make_names({}, workspace="").of(path) == path
 
 
 def test_a_folder_that_the_run_named_has_no_other_name_for_what_is_in_it() -> None:
     folder = "/tmp/gemini-shell-2YYklp"
-    found = names({folder: ["mkdir"], f"{folder}/notes": ["read"]})
+    found = make_names({folder: ["mkdir"], f"{folder}/notes": ["read"]})
     assert found.of(f"{folder}/notes") == "/tmp/gemini-shell-(random)/notes"
     assert found.of(f"{folder}/bin/x") == "/tmp/gemini-shell-(random)/bin/x"
 
@@ -151,15 +151,15 @@ def test_a_folder_that_the_run_named_has_no_other_name_for_what_is_in_it() -> No
     ],
 )
 def test_a_process_is_one_of_the_run(path: str, shown: str) -> None:
-    assert named(path, "write", processes={20956, 99, 2024}) == shown
+    assert name_path(path, "write", processes={20956, 99, 2024}) == shown
     is_proc = "/proc/" in path
-    assert named(path, "read", processes={20956, 99, 2024}) == (shown if is_proc else path)
+    assert name_path(path, "read", processes={20956, 99, 2024}) == (shown if is_proc else path)
 
 
 def test_a_socket_that_becomes_a_file_is_made() -> None:
     path = "/tmp/01a1f405-2745-7593-937f-fad64de2a27b.sock"
-    assert named(path, "bind") == "/tmp/(uuid).sock"
-    assert named(path, "read") == path
+    assert name_path(path, "bind") == "/tmp/(uuid).sock"
+    assert name_path(path, "read") == path
 
 
 def test_a_port_is_one_of_the_runs_own() -> None:
@@ -169,8 +169,8 @@ def test_a_port_is_one_of_the_runs_own() -> None:
         *((8080, "8080"), (50123, "50123"), (43213, "43213")),
     ):
         path = f"/tmp/server-{number}.lock"
-        assert named(path, "create", endpoints=ends) == f"/tmp/server-{shown}.lock"
-        assert named(path, "read", endpoints=ends) == path
+        assert name_path(path, "create", endpoints=ends) == f"/tmp/server-{shown}.lock"
+        assert name_path(path, "read", endpoints=ends) == path
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_server_of_the_run_has_asked_for_any_port_and_was_come_to(
     served: list[int], callers: list[int], free_ports: int, shown: set[str] | None
 ) -> None:
     ends, came = ([f"127.0.0.1:{port}" for port in ports] for ports in (served, callers))
-    found = names({}, endpoints=[*ends, *came], proven=Proven(free_ports=free_ports))
+    found = make_names({}, endpoints=[*ends, *came], proven=Proven(free_ports=free_ports))
     found.prove([], lambda _: Proven(callers=came, free_ports=free_ports))
     assert found.endpoints == (shown or {*ends, *("127.0.0.1:(port)" for _ in came)})
 
@@ -209,41 +209,43 @@ def test_a_server_of_the_run_has_asked_for_any_port_and_was_come_to(
 )
 def test_the_runs_own_folder_is_found_in_every_form(path: str, shown: str) -> None:
     for ways in ([], ["read"], ["write"]):
-        assert named(path, *ways) == shown
+        assert name_path(path, *ways) == shown
 
 
 def test_a_short_name_of_a_run_may_be_a_word() -> None:
     path = "/srv/main/data"
-    assert named(path, "mkdir", run_id="main", folder="/runs/main", workspace="/w") == path
+    assert name_path(path, "mkdir", run_id="main", folder="/runs/main", workspace="/w") == path
 
 
 @pytest.mark.parametrize("before", ["", "/newroot"])
 def test_but_not_where_it_is_the_runs_own_folder(before: str) -> None:
     for path in ("/runs/main", "/runs/main/x"):
         shown = path.replace("main", "(run)")
-        found = named(f"{before}{path}", "read", run_id="main", folder="/runs/main", workspace="/w")
+        found = name_path(
+            f"{before}{path}", "read", run_id="main", folder="/runs/main", workspace="/w"
+        )
         assert found == f"{before}{shown}"
 
 
 @pytest.mark.parametrize("top", ["/proc/self/fd", "/proc/thread-self/fd", "/dev/fd"])
-def test_the_number_of_an_open_folder_says_nothing(top: str) -> None:
+def test_the_number_of_an_open_folder_means_nothing(top: str) -> None:
     uuid = "c9cf8bd6-1982-497c-a93b-ddea69ae9a93"
     behind, opened, here = f"{top}/15/{uuid}", f"/srv/{uuid}", f"{top}/7/{uuid}"
-    found = names({behind: ["mkdir"], opened: ["read"], here: ["mkdir"]})
+    found = make_names({behind: ["mkdir"], opened: ["read"], here: ["mkdir"]})
     places = {behind: {opened}, here: {f"{WORKSPACE}/{uuid}"}}
     found.prove([], lambda asked: Proven(places={path: places[path] for path in asked.behind}))
     assert found.of(behind) == f"{top}/(fd)/(uuid)"
     assert found.of(opened) == "/srv/(uuid)"
     assert found.of(here) == f"{top}/(fd)/{uuid}", "in the workspace, a name is the user's"
-    assert names({opened: ["read"]}).of(opened) == opened
+    assert make_names({opened: ["read"]}).of(opened) == opened
     assert found.of(f"{top}/2") == f"{top}/2"
 
 
 def test_a_day_is_left_out_where_the_run_made_what_lies_beneath() -> None:
     path = "/h/sessions/2026/11/19/s.jsonl"
-    assert named(path, "create") == "/h/sessions/(day)/s.jsonl"
-    assert named(path, "read") == path
-    assert named(f"{WORKSPACE}/2026/11/19/s", "create") == "(run)/workspace/2026/11/19/s"
+    assert name_path(path, "create") == "/h/sessions/(day)/s.jsonl"
+    assert name_path(path, "read") == path
+    assert name_path(f"{WORKSPACE}/2026/11/19/s", "create") == "(run)/workspace/2026/11/19/s"
 
 
 def test_the_form_that_fits_most_names_is_theirs() -> None:
@@ -251,7 +253,7 @@ def test_the_form_that_fits_most_names_is_theirs() -> None:
     sides = []
     for endings in (["ab3x9q2k", "zq81mn0p"], ["ab77qw1z", "k2k9x3p4"]):
         paths = {f"/tmp/x-{ending}": ["mkdir"] for ending in endings}
-        sides.append(names(paths, proven=Proven(private={*paths})))
+        sides.append(make_names(paths, proven=Proven(private={*paths})))
         sides[-1].prove([], lambda asked: Proven(private=asked.made))
     agree_on_names(sides)
     assert [side.values(side.private) for side in sides] == [{"/tmp/x-(random)"}] * 2
@@ -290,29 +292,29 @@ ways = st.lists(st.sampled_from(["read", "write", "create", "exclusive", "mkdir"
 @given(paths, st.sampled_from(["/srv/", "/home/user/", ""]))
 def test_what_was_only_read_has_its_own_name(path: str, before: str) -> None:
     whole = f"{before}{path}"
-    assert named(whole, "read", processes={20956}) == whole
+    assert name_path(whole, "read", processes={20956}) == whole
 
 
 @given(paths, ways, st.booleans())
 def test_in_the_workspace_names_are_the_users(path: str, done: list[str], is_here: bool) -> None:
     """Whether it is a copy in the run's folder or the user's own."""
     root = "/srv/mine" if is_here else WORKSPACE
-    found = named(f"{root}/{path}", *done, processes={20956}, workspace=root)
+    found = name_path(f"{root}/{path}", *done, processes={20956}, workspace=root)
     assert found == f"{'/srv/mine' if is_here else '(run)/workspace'}/{path}"
 
 
 def test_but_a_temporary_file_of_a_process_of_the_run_is_the_agents() -> None:
     path = f"{WORKSPACE}/deep/a.txt.tmp.20956.0ea42bd3f3b3"
     shown = "(run)/workspace/deep/a.txt.tmp.(pid).(random)"
-    assert named(path, "create", "exclusive", processes={20956}) == shown
-    assert named(path, "create", processes={4711}) == path.replace(FOLDER, "(run)")
-    assert named(path, "read", processes={20956}) == path.replace(FOLDER, "(run)")
+    assert name_path(path, "create", "exclusive", processes={20956}) == shown
+    assert name_path(path, "create", processes={4711}) == path.replace(FOLDER, "(run)")
+    assert name_path(path, "read", processes={20956}) == path.replace(FOLDER, "(run)")
 
 
 @given(st.lists(st.tuples(paths, ways), max_size=8))
-def test_the_order_of_paths_does_not_matter(told: list[tuple[str, list[str]]]) -> None:
-    known = {f"/{path}": done for path, done in told}
-    forth, back = names(known, {20956}), names(known, {20956})
+def test_the_order_of_paths_does_not_matter(listed: list[tuple[str, list[str]]]) -> None:
+    known = {f"/{path}": done for path, done in listed}
+    forth, back = make_names(known, {20956}), make_names(known, {20956})
     assert [forth.of(path) for path in known] == [back.of(path) for path in reversed(known)][::-1]
     assert forth.values(known) == back.values(known)
     assert forth.used == back.used
@@ -320,12 +322,12 @@ def test_the_order_of_paths_does_not_matter(told: list[tuple[str, list[str]]]) -
 
 def test_a_path_of_any_depth() -> None:
     path = "/a" * 2000
-    assert named(path, "create") == path
+    assert name_path(path, "create") == path
 
 
 @pytest.mark.parametrize("name", ["\N{SUPERSCRIPT TWO}", "9" * 5000, f"x.tmp.{'9' * 5000}.abcdef"])
 @pytest.mark.parametrize("folder", ["/srv", "/proc", WORKSPACE])
 def test_what_is_no_number_of_a_process(folder: str, name: str) -> None:
-    known = names({f"{folder}/{name}": ["create"]}, endpoints=[f"127.0.0.1:{name}"])
+    known = make_names({f"{folder}/{name}": ["create"]}, endpoints=[f"127.0.0.1:{name}"])
     assert known.of(f"{folder}/{name}").endswith(f"/{name}")
     assert known.endpoints == {f"127.0.0.1:{name}"}

@@ -20,7 +20,7 @@ PATHS = st.text("/-.0aé", max_size=8)
 ADDED = st.lists(st.tuples(PATHS, st.integers(0, 3)), max_size=40)
 
 
-def held(added: list[tuple[str, int]]) -> PathsByKey[int]:
+def make_table(added: list[tuple[str, int]]) -> PathsByKey[int]:
     table: PathsByKey[int] = PathsByKey()
     for path, key in added:
         table.add_paths([path], key)
@@ -34,14 +34,14 @@ def test_every_path_with_its_keys_in_order(added: list[tuple[str, int]], size: i
         expected.setdefault(path, set()).add(key)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(surface, "_PIECE", size)
-        pieces = list(held(added).path_pieces(tuple))
+        pieces = list(make_table(added).path_pieces(tuple))
     found = [item for piece in pieces for item in zip(*piece, strict=True)]
     assert [path for path, _ in found] == sorted(expected)
     assert [path for path, _ in found] == sorted(expected, key=str.encode)
     assert {path: set(keys) for path, keys in found} == expected
     assert all(len(set(keys)) == len(keys) for _, keys in found)
     assert all(0 < len(some) <= size for some, _ in pieces)
-    assert list(held(added)) == sorted(expected)
+    assert list(make_table(added)) == sorted(expected)
 
 
 def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,13 +51,13 @@ def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch
     table.add_paths(given_paths[:50], 1)
     table.add_paths(given_paths[50:], 1)
     assert list(table.path_pieces(tuple)) == list(
-        held([(path, 1) for path in given_paths]).path_pieces(tuple)
+        make_table([(path, 1) for path in given_paths]).path_pieces(tuple)
     )
 
 
 def test_a_deep_path_is_nothing_special() -> None:
     deep = ["/" * number for number in range(0, 5000, 50)] + ["/".join("ab" * 5000)]
-    assert list(held([(path, 0) for path in deep])) == sorted(deep)
+    assert list(make_table([(path, 0) for path in deep])) == sorted(deep)
 
 
 RECORDS = st.one_of(

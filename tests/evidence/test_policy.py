@@ -16,27 +16,27 @@ from stream.evidence.markers import OTEL, POLICY, STDOUT
 from stream.records.artifacts import PolicyEvent
 from stream.records.control import has_text
 from stream.transformers.tool_events import DENIAL, EXPORTED, PERMISSION
-from tests.evidence.collected import collected, new_collector, problems, tell
+from tests.evidence.collected import collect_events, feed_channel, list_problems, make_collector
 
 DATA = Path(__file__).parent.parent / "data"
 VECTORS = DATA / "assay/vectors"
 
 
-def decided(data: bytes, channel: str = POLICY) -> list[PolicyEvent]:
-    return collected(data, channel).policy
+def read_decisions(data: bytes, channel: str = POLICY) -> list[PolicyEvent]:
+    return collect_events(data, channel).policy
 
 
-def printed(data: bytes) -> list[PolicyEvent]:
-    return collected(data).policy
+def read_printed(data: bytes) -> list[PolicyEvent]:
+    return collect_events(data).policy
 
 
-def event(**data: Any) -> bytes:
+def encode_event(**data: Any) -> bytes:
     return json.dumps({"type": DECISION, "source": "s", "data": data}).encode() + b"\n"
 
 
 def test_the_references_vector() -> None:
     data = (VECTORS / "policy-decision-log.one.ndjson").read_bytes()
-    found = collected(data, POLICY, run_id="run_001").policy
+    found = collect_events(data, POLICY, run_id="run_001").policy
     expected = (VECTORS / "expected.policy-layer.one.ndjson").read_bytes()
     assert b"".join(msgspec.json.encode(one) + b"\n" for one in found) == expected
 
@@ -44,9 +44,9 @@ def test_the_references_vector() -> None:
 @given(st.lists(st.integers(0, 400), max_size=6))
 def test_it_does_not_matter_where_the_log_is_cut(cuts: list[int]) -> None:
     data = (VECTORS / "policy-decision-log.two.ndjson").read_bytes()
-    found = new_collector()
+    found = make_collector()
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
-        tell(found, data[start:end], POLICY)
+        feed_channel(found, data[start:end], POLICY)
     found.finish()
     assert [(one.seq, one.tool_call_id, one.tool, one.decision) for one in found.policy] == [
         (0, "tc_runner_policy_001", "read_file", "allow"),
@@ -56,11 +56,13 @@ def test_it_does_not_matter_where_the_log_is_cut(cuts: list[int]) -> None:
 
 
 def test_a_decision_without_an_id_is_given_none() -> None:
-    found = decided(event(tool="t", decision="allow") + event(tool="t", decision="x") * 2)
+    found = read_decisions(
+        encode_event(tool="t", decision="allow") + encode_event(tool="t", decision="x") * 2
+    )
     assert [one.tool_call_id for one in found] == [None] * 3
     assert [one.seq for one in found] == [0, 1, 2]
     for blank in ("", " "):
-        found = decided(event(tool="t", decision="x", tool_call_id=blank))
+        found = read_decisions(encode_event(tool="t", decision="x", tool_call_id=blank))
         assert found[0].tool_call_id is None
 
 
@@ -70,30 +72,30 @@ def test_a_decision_without_an_id_is_given_none() -> None:
         (b"no\n", "not_a_record"),
         (b"\xff\n", "not_a_record"),
         (b"[]\n", "not_a_record"),
-        (event(tool="t"), "no_decision"),
-        (event(decision="allow"), "no_decision"),
-        (event(tool=" ", decision="allow"), "no_decision"),
-        (event(tool="t", decision=""), "no_decision"),
-        (event(tool="t", decision="allow", tool_call_id=3), "no_decision"),
+        (encode_event(tool="t"), "no_decision"),
+        (encode_event(decision="allow"), "no_decision"),
+        (encode_event(tool=" ", decision="allow"), "no_decision"),
+        (encode_event(tool="t", decision=""), "no_decision"),
+        (encode_event(tool="t", decision="allow", tool_call_id=3), "no_decision"),
         (b'{"type":"assay.tool.decision"}\n', "no_decision"),
         (b"x" * (9 << 20) + b"\n", "overlong"),
         (b'{"type":', "torn"),
-        (event(tool="t\ud800", decision="allow"), "not_a_record"),
+        (encode_event(tool="t\ud800", decision="allow"), "not_a_record"),
     ],
 )
 def test_bad_lines_are_counted(line: bytes, problem: str) -> None:
-    found = collected(event(tool="t", decision="allow") + line, POLICY)
+    found = collect_events(encode_event(tool="t", decision="allow") + line, POLICY)
     assert len(found.policy) == 1
-    assert problems(found) == {("policy", problem): 1}
+    assert list_problems(found) == {("policy", problem): 1}
 
 
 def test_events_of_other_types_are_not_decisions() -> None:
-    found = collected(b'{"type":"assay.tool.call","data":{}}\n \n', POLICY)
+    found = collect_events(b'{"type":"assay.tool.call","data":{}}\n \n', POLICY)
     assert (found.policy, found.dropped) == ([], [])
 
 
 def test_refusals_of_a_real_run_are_reported_once() -> None:
-    found = printed((DATA / "claude/refused.stream.jsonl").read_bytes())
+    found = read_printed((DATA / "claude/refused.stream.jsonl").read_bytes())
     assert [(one.tool_call_id, one.tool) for one in found] == [
         ("toolu_stub_00_01", "Write"),
         ("toolu_stub_00_02", "Write"),
@@ -106,16 +108,16 @@ def test_refusals_of_a_real_run_are_reported_once() -> None:
 
 def test_refusals_that_only_the_result_reports() -> None:
     data = (DATA / "claude/refused.stream.jsonl").read_bytes().splitlines(keepends=True)
-    found = printed(data[-1])
+    found = read_printed(data[-1])
     assert [one.tool for one in found] == ["Write", "Write", "Bash"]
 
 
 def test_a_refusal_without_a_tool_is_a_problem() -> None:
     denials = [{"tool_use_id": "a"}, 7, {"tool_name": "T"}]
     line = {"type": "result", "session_id": "s", "permission_denials": denials}
-    found = collected(json.dumps(line).encode() + b"\n")
+    found = collect_events(json.dumps(line).encode() + b"\n")
     assert [(one.tool_call_id, one.tool) for one in found.policy] == [(None, "T")]
-    assert problems(found) == {("policy", "unnamed_tool"): 2}
+    assert list_problems(found) == {("policy", "unnamed_tool"): 2}
 
 
 def test_a_permission_that_cannot_be_reported_is_a_problem() -> None:
@@ -125,14 +127,14 @@ def test_a_permission_that_cannot_be_reported_is_a_problem() -> None:
         {"id": [], "permission_decision": {"decision": []}},
     ]
     line = {"type": "user", "session_id": "s", "tool_result_meta": meta}
-    found = collected(json.dumps(line).encode() + b"\n")
+    found = collect_events(json.dumps(line).encode() + b"\n")
     assert found.policy == []
-    assert problems(found) == {("policy", "unnamed_tool"): 1, ("policy", "no_decision"): 1}
+    assert list_problems(found) == {("policy", "unnamed_tool"): 1, ("policy", "no_decision"): 1}
     named = {"type": "tool_use", "id": "a", "name": "T"}
     use = {"type": "assistant", "session_id": "s", "message": {"content": [named]}}
-    found = collected(b"".join(json.dumps(one).encode() + b"\n" for one in (use, line)))
+    found = collect_events(b"".join(json.dumps(one).encode() + b"\n" for one in (use, line)))
     assert [(one.tool, one.decision) for one in found.policy] == [("T", "allow")]
-    assert problems(found) == {("policy", "no_decision"): 1}, "and nothing that was not there"
+    assert list_problems(found) == {("policy", "no_decision"): 1}, "and nothing that was not there"
 
 
 #: A real run whose permissions were all bypassed, and the same with a mode that decides.
@@ -142,33 +144,33 @@ DECIDED = BYPASSED.replace(b'"bypassPermissions"', b'"acceptEdits"')
 
 def test_what_nobody_decided_is_no_decision() -> None:
     """However it is reported; what a rule or a person decided meanwhile is one."""
-    found = new_collector()
-    tell(found, BYPASSED)
-    tell(found, TELEMETRY, OTEL)
+    found = make_collector()
+    feed_channel(found, BYPASSED)
+    feed_channel(found, TELEMETRY, OTEL)
     found.finish()
     assert (found.policy, found.dropped) == ([], [])
     by_rule = BYPASSED.replace(b'"reason_type":"mode"', b'"reason_type":"rule"', 1)
-    assert [one.decision for one in printed(by_rule)] == ["allow"]
+    assert [one.decision for one in read_printed(by_rule)] == ["allow"]
     refused = BYPASSED.replace(b'"decision":"accept"', b'"decision":"reject"', 1)
-    assert [one.decision for one in printed(refused)] == ["deny"]
+    assert [one.decision for one in read_printed(refused)] == ["deny"]
 
 
 @pytest.mark.parametrize(
     ("version", "name"),
     [("claude_code_version", "claude-code"), ("qwen_code_version", "qwen-code"), ("v", "unknown")],
 )
-def test_a_decision_is_told_by_who_says_who_speaks(version: str, name: str) -> None:
+def test_a_decision_is_taken_from_who_names_its_source(version: str, name: str) -> None:
     init = {"type": "system", "subtype": "init", "session_id": "s", version: "1.2"}
     denials = [{"tool_use_id": "a", "tool_name": "T"}]
     end = {"type": "result", "session_id": "s", "permission_denials": denials}
-    found = printed(b"".join(json.dumps(one).encode() + b"\n" for one in (init, end)))
+    found = read_printed(b"".join(json.dumps(one).encode() + b"\n" for one in (init, end)))
     kind = DENIAL if name == "claude-code" else f"{name}.permission_denial"
     assert [(one.source_event_type, one.source) for one in found] == [(kind, name)]
 
 
 def test_what_was_permitted_is_reported_with_the_results() -> None:
     data = DECIDED
-    found = printed(data)
+    found = read_printed(data)
     calls = {one.tool_call_id for one in found}
     assert {(one.source_event_type, one.decision, one.tool) for one in found} == {
         (PERMISSION, "allow", "Bash"),
@@ -179,7 +181,7 @@ def test_what_was_permitted_is_reported_with_the_results() -> None:
 
 def test_a_run_that_asked_for_nothing() -> None:
     data = (DATA / "claude/st401.stream.jsonl").read_bytes()
-    assert printed(data) == []
+    assert read_printed(data) == []
 
 
 TOLD = st.text().filter(has_text)
@@ -187,7 +189,7 @@ TOLD = st.text().filter(has_text)
 
 @given(TOLD, TOLD, TOLD)
 def test_ids_and_names_may_be_anything(call: str, tool: str, decision: str) -> None:
-    found = decided(event(tool=tool, decision=decision, tool_call_id=call))
+    found = read_decisions(encode_event(tool=tool, decision=decision, tool_call_id=call))
     expected = PolicyEvent(
         run_id="r",
         seq=0,
@@ -205,7 +207,7 @@ def test_ids_and_names_may_be_anything(call: str, tool: str, decision: str) -> N
 TELEMETRY = (DATA / "claude/parallel.otel.ndjson").read_bytes()
 
 
-def exported(*records: dict[str, str]) -> bytes:
+def encode_export(*records: dict[str, str]) -> bytes:
     """A body with a record of each."""
     logs = [
         {"attributes": [{"key": k, "value": {"stringValue": v}} for k, v in one.items()]}
@@ -214,7 +216,7 @@ def exported(*records: dict[str, str]) -> bytes:
     return json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}).encode() + b"\n"
 
 
-def decision(found: str, call: str = "a", tool: str = "Bash") -> dict[str, str]:
+def decision_attributes(found: str, call: str = "a", tool: str = "Bash") -> dict[str, str]:
     return {
         "event.name": "tool_decision",
         "decision": found,
@@ -224,7 +226,7 @@ def decision(found: str, call: str = "a", tool: str = "Bash") -> dict[str, str]:
 
 
 def test_decisions_of_a_real_run_that_came_late() -> None:
-    found = decided(TELEMETRY, OTEL)
+    found = read_decisions(TELEMETRY, OTEL)
     assert {(one.source_event_type, one.source, one.decision) for one in found} == {
         (EXPORTED, "claude-code-otel", "allow")
     }
@@ -234,9 +236,9 @@ def test_decisions_of_a_real_run_that_came_late() -> None:
 
 def test_what_stdout_reported_is_reported_once_whenever_it_came() -> None:
     for blocks in ([(TELEMETRY, OTEL), (DECIDED, STDOUT)], [(DECIDED, STDOUT), (TELEMETRY, OTEL)]):
-        found = new_collector()
+        found = make_collector()
         for data, channel in blocks:
-            tell(found, data, channel)
+            feed_channel(found, data, channel)
         early = [*found.policy]
         found.finish()
         late = found.policy[len(early) :]
@@ -250,21 +252,23 @@ def test_another_tool_of_the_same_call_is_reported() -> None:
     late = [{**early, "tool_name": name} for name in ("Read", "Bash", "Bash")]
     result = {"type": "result", "session_id": "s", "permission_denials": late}
     lines = b"".join(json.dumps(line).encode() + b"\n" for line in (denied, result))
-    assert [event.tool for event in printed(lines)] == ["Read", "Bash"]
+    assert [event.tool for event in read_printed(lines)] == ["Read", "Bash"]
 
 
 def test_another_decision_of_the_same_call_is_reported() -> None:
-    data = exported(decision("accept"), decision("accept"), decision("reject"))
-    assert [one.decision for one in decided(data, OTEL)] == ["allow", "deny"]
+    data = encode_export(
+        decision_attributes("accept"), decision_attributes("accept"), decision_attributes("reject")
+    )
+    assert [one.decision for one in read_decisions(data, OTEL)] == ["allow", "deny"]
 
 
 @given(st.lists(st.integers(0, len(TELEMETRY)), max_size=6))
 def test_it_does_not_matter_where_bodies_are_cut(cuts: list[int]) -> None:
-    found = new_collector()
+    found = make_collector()
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(TELEMETRY)], strict=True):
-        tell(found, TELEMETRY[start:end], OTEL)
+        feed_channel(found, TELEMETRY[start:end], OTEL)
     found.finish()
-    assert found.policy == decided(TELEMETRY, OTEL)
+    assert found.policy == read_decisions(TELEMETRY, OTEL)
 
 
 @pytest.mark.parametrize(
@@ -273,22 +277,22 @@ def test_it_does_not_matter_where_bodies_are_cut(cuts: list[int]) -> None:
         b"tool_decision\n",
         b'["tool_decision"]\n',
         b'{"resourceLogs":"tool_decision"}\n',
-        exported({"event.name": "tool_decision"}),
-        exported(decision("perhaps")),
-        exported({**decision("accept"), "event.name": "tool_result"}),
-        exported(decision("accept", tool="")),
-        exported(decision("accept", tool="\ud800")),
+        encode_export({"event.name": "tool_decision"}),
+        encode_export(decision_attributes("perhaps")),
+        encode_export({**decision_attributes("accept"), "event.name": "tool_result"}),
+        encode_export(decision_attributes("accept", tool="")),
+        encode_export(decision_attributes("accept", tool="\ud800")),
     ],
 )
 def test_what_decides_nothing(body: bytes) -> None:
-    assert decided(body, OTEL) == []
+    assert read_decisions(body, OTEL) == []
 
 
 def test_half_a_character_hides_no_decision() -> None:
     """No layer can hold half a character: a decision about a call of such an id has none."""
     denied = {"type": "system", "subtype": "permission_denied", "session_id": "\ud800"}
     line = json.dumps({**denied, "tool_use_id": "\udc00", "tool_name": "T"}).encode() + b"\n"
-    assert [(one.tool_call_id, one.tool) for one in printed(line)] == [(None, "T")]
-    named = decided(exported(decision("accept", call="\ud800")), OTEL)
+    assert [(one.tool_call_id, one.tool) for one in read_printed(line)] == [(None, "T")]
+    named = read_decisions(encode_export(decision_attributes("accept", call="\ud800")), OTEL)
     assert [(one.tool_call_id, one.tool) for one in named] == [(None, "Bash")]
     assert msgspec.json.encode(named)

@@ -202,7 +202,7 @@ def test_a_queue_has_a_name_of_its_own() -> None:
 
 
 def test_a_program_in_memory_is_claimed_by_no_name() -> None:
-    """A descriptor's number says nothing: another file has it a moment later."""
+    """A descriptor's number means nothing: another file has it soon after."""
     running = raw("exec", ret=0, path="/dev/fd/3", marks=["unreachable"])
     surface = surface_of(running)
     assert surface.surface_artifact("run").process_execs == []
@@ -317,7 +317,7 @@ def test_a_peer_of_another_kind_of_network_has_no_name(peer: str) -> None:
 
 
 def test_an_open_that_nobody_followed_is_claimed_by_nothing() -> None:
-    """io_uring tells the name that was given, and not where that led."""
+    """io_uring has the name that was given, and not where that led."""
     event = raw(ret=5, path="link", base="/srv", marks=["uring"])
     surface = surface_of(event)
     assert surface.reached_paths() == surface.failed_paths() == {}
@@ -342,7 +342,7 @@ def test_what_cannot_have_addressed_anybody_is_no_peer(call: str) -> None:
         assert endpoints(event, raw(call, ret=0, peer="1.2.3.4:443")) == ["1.2.3.4:443"]
 
 
-def test_attempts_that_failed_are_peers_and_said_to_have_failed() -> None:
+def test_attempts_that_failed_are_peers_and_marked_as_failed() -> None:
     events = (
         raw("connect", ret=-111, peer="1.2.3.4:443"),
         raw("connect", ret=-101, peer="1.2.3.4:443"),
@@ -431,7 +431,7 @@ def test_the_files_that_ran_by_a_name() -> None:
 
 
 def test_an_endpoint_that_is_no_address_is_none() -> None:
-    """A layer that somebody else wrote may say anything."""
+    """A layer that somebody else wrote may hold anything."""
     surface = Surface()
     for value in ("unix:/run/x", "", "localhost:80"):
         fields: dict[str, Any] = {"run_id": "run", "seq": 0, "pid": 7, "value": value}
@@ -523,7 +523,7 @@ def test_a_companion_is_the_same_in_whatever_order_it_was_counted() -> None:
     assert found["address_probes"] == ["1.2.3.4:0"]
 
 
-def test_a_companion_has_the_feeds_books() -> None:
+def test_a_companion_has_the_feeds_counters() -> None:
     found = json.loads(companion(Surface(), capture=CAPTURE))["capture"]
     assert found == json.loads(msgspec.json.encode(CAPTURE))
     assert json.loads(companion(Surface()))["capture"] == {}

@@ -1,4 +1,4 @@
-"""When events happened: how many had, by any moment."""
+"""When events happened: how many had, by any time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from stream.sinks import run_folder
 from stream.sinks.run_folder import EventTimeIndex
 
-MOMENTS = st.integers(0, 60)
+TIMES = st.integers(0, 60)
 
 
-@given(st.lists(st.lists(MOMENTS, max_size=12)), MOMENTS, st.integers(1, 5))
+@given(st.lists(st.lists(TIMES, max_size=12)), TIMES, st.integers(1, 5))
 def test_what_stands_later_did_not_happen_before(
-    batches: list[list[int]], moment: int, size: int
+    batches: list[list[int]], end: int, size: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(run_folder, "_PIECE", size)
@@ -27,5 +27,5 @@ def test_what_stands_later_did_not_happen_before(
         for batch in batches:
             times.add_times(array("Q", batch))
         rising = list(accumulate((time for batch in batches for time in batch), max))
-        assert times.counter_until()(moment) == sum(time <= moment for time in rising)
+        assert times.counter_until()(end) == sum(time <= end for time in rising)
         times.close()

@@ -11,7 +11,7 @@ from tests.transformers.samples import (
     frame,
     line,
     record,
-    without,
+    without_flag,
 )
 
 OWN = frame(*WORDS)
@@ -74,7 +74,7 @@ BAD: dict[str, list[RawEmission]] = {
         cell(OWN, stragglers=[f"{'x' * 200}{n}" for n in range(5000)]),
     ],
     "bad-emission": [
-        cell(frame(*without("--status"))),
+        cell(frame(*without_flag("--status"))),
         cell(frame(*WORDS, "--nope")),
         cell(frame(*WORDS, "--secondary-capability-id", "cap_x")),
         cell(frame(*WORDS, "--payload-raw", "[]")),

@@ -1,5 +1,5 @@
 """Tables of documents that were made by hand: what is changed in a good one, and where the rule
-that it breaks says so. `path` is null where nothing is broken."""
+that it breaks reports it. `path` is null where nothing is broken."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from tests.transformers.samples import DATA
 
 
-def rows(name: str) -> list[dict[str, Any]]:
+def read_rows(name: str) -> list[dict[str, Any]]:
     text = (DATA / "handmade" / name).read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
-def made(row: dict[str, Any], good: dict[str, Any]) -> bytes:
-    """The good document, changed as the row says."""
+def make_document(row: dict[str, Any], good: dict[str, Any]) -> bytes:
+    """The good document, with the changes of the row."""
     value = copy.deepcopy(good)
     for path, new in row.get("set", {}).items():
         inner, last = _at(value, path)

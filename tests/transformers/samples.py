@@ -43,7 +43,7 @@ def as_words(*texts: str | bytes) -> list[Word]:
     return [Word(t if isinstance(t, bytes) else t.encode()) for t in texts]
 
 
-def without(flag: str, words: Sequence[str] = WORDS) -> list[str]:
+def without_flag(flag: str, words: Sequence[str] = WORDS) -> list[str]:
     place = words.index(flag)
     return [*words[:place], *words[place + 2 :]]
 
@@ -77,12 +77,12 @@ def cell(stdout: bytes = b"", **changes: Any) -> RawEmission:
 
 
 @functools.cache
-def recorder() -> BoundaryBuilder:
+def make_builder() -> BoundaryBuilder:
     return BoundaryBuilder(find_catalogs(None), find_descriptor(None))
 
 
 @functools.cache
-def own_pattern(**changes: str) -> BoundaryBuilder:
+def make_own_builder(**changes: str) -> BoundaryBuilder:
     """A pattern of the user's own: another version, a mode more, as JSON texts by JSON path."""
     schema = json.loads((BUNDLE / "schema" / "boundary_object_schema.json").read_text())
     schema["properties"]["schema_version"]["const"] = "boundary_event_v2"
@@ -98,9 +98,9 @@ def own_pattern(**changes: str) -> BoundaryBuilder:
     return BoundaryBuilder(find_catalogs(None), make_descriptor(document, HERE))
 
 
-def spoken_record(*more: str | bytes, words: Sequence[str] = WORDS) -> dict[str, Any]:
+def record_of_flags(*more: str | bytes, words: Sequence[str] = WORDS) -> dict[str, Any]:
     """What the words make, with more of them at their end. Raises EmitError."""
-    return decoded(recorder().from_flags(parse_words(as_words(*words, *more)), AROUND))
+    return decode_object(make_builder().from_flags(parse_words(as_words(*words, *more)), AROUND))
 
 
 def record(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def lines(*items: bytes, source: str = "in.ndjson") -> Lines:
     return Lines(list(items), source, 1, 0)
 
 
-def split(data: bytes, cuts: Sequence[int], source: str = "in.ndjson") -> list[Lines]:
+def split_lines(data: bytes, cuts: Sequence[int], source: str = "in.ndjson") -> list[Lines]:
     """What a source makes of these bytes when they arrive cut at these places."""
     splitter = LineSplitter(source)
     places = [0, *sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]
@@ -157,16 +157,16 @@ def split(data: bytes, cuts: Sequence[int], source: str = "in.ndjson") -> list[L
 def run_transformer(
     transformer: Transformer, batches: Sequence[Sequence[Any]]
 ) -> tuple[list[bytes], list[Control]]:
-    """(lines, control records) of the whole run; the books are checked."""
+    """(lines, control records) of the whole run; the counts are checked."""
     out = [item for batch in batches for item in feed(transformer, batch)]
     out += finish(transformer)
     taken = [item for batch in batches for item in batch if not isinstance(item, Control)]
     assert transformer.counts.received == len(taken)
     assert transformer.counts.balanced
-    said = [item for item in out if isinstance(item, bytes)]
-    return said, [item for item in out if not isinstance(item, bytes)]
+    passed = [item for item in out if isinstance(item, bytes)]
+    return passed, [item for item in out if not isinstance(item, bytes)]
 
 
-def decoded(data: bytes) -> dict[str, Any]:
+def decode_object(data: bytes) -> dict[str, Any]:
     value: dict[str, Any] = msgspec.json.decode(data)
     return value

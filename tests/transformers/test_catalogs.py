@@ -52,7 +52,7 @@ DESCRIPTOR: dict[str, Any] = {
 }
 
 
-def changed(value: dict[str, Any], path: str, new: Any) -> dict[str, Any]:
+def change_value(value: dict[str, Any], path: str, new: Any) -> dict[str, Any]:
     value = copy.deepcopy(value)
     *steps, last = [int(step) if step.isdigit() else step for step in path.split(".")]
     inner: Any = value
@@ -66,7 +66,7 @@ def changed(value: dict[str, Any], path: str, new: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("path", "new", "said"),
+    ("path", "new", "message"),
     [
         ("capabilities", CATALOG["capabilities"] * 2, "duplicate capability id cap_a"),
         ("scope.categories", {}, "capability cap_a references unknown category filesystem"),
@@ -86,10 +86,10 @@ def changed(value: dict[str, Any], path: str, new: Any) -> dict[str, Any]:
         ("schema_version", "v2", "$.schema_version: invalid enum value 'v2'"),
     ],
 )
-def test_what_is_wrong_with_a_catalog_is_named(path: str, new: Any, said: str) -> None:
+def test_what_is_wrong_with_a_catalog_is_named(path: str, new: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        make_catalog(changed(CATALOG, path, new), HERE)
-    assert str(caught.value).startswith(f"{HERE}: {said}")
+        make_catalog(change_value(CATALOG, path, new), HERE)
+    assert str(caught.value).startswith(f"{HERE}: {message}")
 
 
 def test_a_catalog_gives_snapshots() -> None:
@@ -102,7 +102,7 @@ def test_a_catalog_gives_snapshots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "new", "said"),
+    ("path", "new", "message"),
     [
         ("key", ..., "object missing required field `key`"),
         ("schema_version", ..., "object missing required field `schema_version`"),
@@ -120,14 +120,14 @@ def test_a_catalog_gives_snapshots() -> None:
         ("schema", [], "$.schema: expected `object`, got `array`"),
     ],
 )
-def test_what_is_wrong_with_a_descriptor_is_named(path: str, new: Any, said: str) -> None:
+def test_what_is_wrong_with_a_descriptor_is_named(path: str, new: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        make_descriptor(changed(DESCRIPTOR, path, new), HERE)
-    assert str(caught.value).startswith(f"{HERE}: {said}")
+        make_descriptor(change_value(DESCRIPTOR, path, new), HERE)
+    assert str(caught.value).startswith(f"{HERE}: {message}")
 
 
 @pytest.mark.parametrize(
-    ("schema_path", "said"),
+    ("schema_path", "message"),
     [
         ("nowhere.json", "$.schema_path: schema not found: "),
         (".", "$.schema_path: schema not found: "),
@@ -137,13 +137,15 @@ def test_what_is_wrong_with_a_descriptor_is_named(path: str, new: Any, said: str
         ("broken.json", "malformed JSON at line 1 column 2"),
     ],
 )
-def test_a_schema_that_cannot_be_used_is_named(schema_path: str, said: str, tmp_path: Path) -> None:
+def test_a_schema_that_cannot_be_used_is_named(
+    schema_path: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "broken.json").write_text("{")
-    document = changed(changed(DESCRIPTOR, "schema", ...), "schema_path", schema_path)
+    document = change_value(change_value(DESCRIPTOR, "schema", ...), "schema_path", schema_path)
     with pytest.raises(InputError) as caught:
         make_descriptor(document, tmp_path / "d.json")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_the_modes_are_those_that_the_pattern_lists(mode: Any, modes: tuple[str,
     assert make_descriptor({**DESCRIPTOR, "schema": pattern}, HERE).modes == modes
 
 
-def test_a_pattern_says_what_is_wrong_and_where() -> None:
+def test_a_pattern_names_what_is_wrong_and_where() -> None:
     pattern = {**PATTERN, "properties": {**PATTERN["properties"], "a": {"items": {"type": "null"}}}}
     check = make_descriptor({**DESCRIPTOR, "schema": pattern}, HERE).check
     assert check(b'{"a":[null]}') is None
@@ -188,7 +190,7 @@ def test_a_copy_of_the_pattern_is_as_good_as_the_pattern(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "malformed JSON at line 1 column 1"),
         (b'{"a": 1,\n "a": 2}', "$: duplicate key 'a'"),
@@ -202,12 +204,12 @@ def test_a_copy_of_the_pattern_is_as_good_as_the_pattern(tmp_path: Path) -> None
     ],
     ids=lambda value: value[:20].decode(errors="replace") if isinstance(value, bytes) else None,
 )
-def test_a_document_that_cannot_be_used_is_named(data: bytes, said: str, tmp_path: Path) -> None:
+def test_a_document_that_cannot_be_used_is_named(data: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(data)
     with pytest.raises(InputError) as caught:
         read_document(path)
-    assert str(caught.value).startswith(f"{path}: {said}")
+    assert str(caught.value).startswith(f"{path}: {message}")
 
 
 @pytest.mark.parametrize("name", ["absent", ".", "x" * 5000, "nul\0", "/dev/zero"])
@@ -226,7 +228,7 @@ def write_tree(root: Path, name: str, defaults: Any = None) -> Path:
     """A probe tree with a catalog and a descriptor of its own."""
     folder = root / name / "catalogs"
     folder.mkdir(parents=True)
-    catalog = changed(CATALOG, "catalog.key", f"{name}_catalog")
+    catalog = change_value(CATALOG, "catalog.key", f"{name}_catalog")
     (folder / "c.json").write_text(json.dumps(catalog))
     (folder / "d.json").write_text(json.dumps({**DESCRIPTOR, "key": f"{name}-boundary"}))
     if defaults is None:
@@ -239,21 +241,21 @@ def write_tree(root: Path, name: str, defaults: Any = None) -> Path:
 def test_the_order_of_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flag, env, tree = (write_tree(tmp_path, name) / "catalogs" for name in ("flag", "env", "tree"))
 
-    def chosen(flag: Path | None, tree: Path | None) -> tuple[str, bool, str]:
+    def chosen_keys(flag: Path | None, tree: Path | None) -> tuple[str, bool, str]:
         catalogs = find_catalogs(str(flag / "c.json") if flag else None, tree)
         descriptor = find_descriptor(str(flag / "d.json") if flag else None, tree)
         return catalogs.first.key, catalogs.named, descriptor.key
 
     bundled = "linux_agent_v1" if sys.platform != "darwin" else "macOS_codex_v1"
-    assert chosen(None, None) == (bundled, False, "cfbo-v1")
-    assert chosen(None, tree.parent) == ("tree_catalog", False, "tree-boundary")
+    assert chosen_keys(None, None) == (bundled, False, "cfbo-v1")
+    assert chosen_keys(None, tree.parent) == ("tree_catalog", False, "tree-boundary")
     monkeypatch.setenv("CATALOG_PATH", "")
     monkeypatch.setenv("BOUNDARY_PATH", "")
-    assert chosen(None, tree.parent) == ("tree_catalog", False, "tree-boundary")
+    assert chosen_keys(None, tree.parent) == ("tree_catalog", False, "tree-boundary")
     monkeypatch.setenv("CATALOG_PATH", str(env / "c.json"))
     monkeypatch.setenv("BOUNDARY_PATH", str(env / "d.json"))
-    assert chosen(None, tree.parent) == ("env_catalog", True, "env-boundary")
-    assert chosen(flag, tree.parent) == ("flag_catalog", True, "flag-boundary")
+    assert chosen_keys(None, tree.parent) == ("env_catalog", True, "env-boundary")
+    assert chosen_keys(flag, tree.parent) == ("flag_catalog", True, "flag-boundary")
 
 
 @pytest.mark.usefixtures("no_environment")
@@ -277,7 +279,7 @@ def test_what_a_trees_defaults_do_not_say_is_bundled(
 
 @pytest.mark.usefixtures("no_environment")
 @pytest.mark.parametrize(
-    ("defaults", "said"),
+    ("defaults", "message"),
     [
         ([], "expected `object`, got `array`"),
         ({"catalogue": "x"}, "object contains unknown field `catalogue`"),
@@ -286,17 +288,19 @@ def test_what_a_trees_defaults_do_not_say_is_bundled(
         ({"catalog": "a\0b"}, "embedded null byte"),
     ],
 )
-def test_defaults_that_cannot_be_used_are_named(defaults: Any, said: str, tmp_path: Path) -> None:
+def test_defaults_that_cannot_be_used_are_named(
+    defaults: Any, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError) as caught:
         find_catalogs(None, write_tree(tmp_path, "t", defaults))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.usefixtures("no_environment")
 def test_one_key_is_one_catalog(tmp_path: Path) -> None:
     """A tree's own macOS catalog is not completed from the bundled one of the same key."""
     tree = write_tree(tmp_path, "t")
-    own = changed(CATALOG, "catalog.key", "macOS_codex_v1")
+    own = change_value(CATALOG, "catalog.key", "macOS_codex_v1")
     (tree / "catalogs" / "c.json").write_text(json.dumps(own))
     catalogs = find_catalogs(None, tree)
     assert [catalog.key for catalog in catalogs.known] == ["macOS_codex_v1", "linux_agent_v1"]

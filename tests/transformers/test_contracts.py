@@ -32,7 +32,7 @@ from tests.transformers.samples import HERE, record
 MANY = thorough(1000, suppress_health_check=list(HealthCheck))
 
 
-def schema(name: str) -> dict[str, Any]:
+def read_schema(name: str) -> dict[str, Any]:
     value: dict[str, Any] = json.loads((BUNDLE / "schema" / name).read_text())
     return value
 
@@ -235,11 +235,11 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 
 
 @st.composite
-def mutated(draw: st.DrawFn, valid: st.SearchStrategy[Any]) -> Any:
+def mutated_values(draw: st.DrawFn, valid: st.SearchStrategy[Any]) -> Any:
     """A valid value with up to three changes anywhere in it."""
     box = [copy.deepcopy(draw(valid))]
     for _ in range(draw(st.integers(0, 3))):
-        places = list(walk(box))
+        places = list(iter_members(box))
         holder, key = draw(st.sampled_from(places))
         change = draw(st.sampled_from(["drop", "add", "rename", "replace", "tail", "twice"]))
         old = holder[key]
@@ -262,22 +262,22 @@ def mutated(draw: st.DrawFn, valid: st.SearchStrategy[Any]) -> Any:
     return box[0]
 
 
-def walk(value: Any) -> Any:
+def iter_members(value: Any) -> Any:
     members = value.items() if isinstance(value, dict) else enumerate(value)
     for key, member in list(members):
         yield value, key
         if isinstance(member, (dict, list)):
-            yield from walk(member)
+            yield from iter_members(member)
 
 
-def agree(published: Any, decode: Callable[[bytes], object], value: object) -> None:
+def check_agreement(published: Any, decode: Callable[[bytes], object], value: object) -> None:
     assert decodes(decode, json.dumps(value).encode()) == published.is_valid(value)
 
 
-BOUNDARY = jsonschema_rs.validator_for(schema("boundary_object_schema.json"))
-CATALOG = jsonschema_rs.validator_for(schema("capability_catalog.schema.json"))
-DESCRIPTOR = jsonschema_rs.validator_for(schema("boundary_descriptor.schema.json"))
-CONTROL = jsonschema_rs.validator_for(schema("control_records.schema.json"))
+BOUNDARY = jsonschema_rs.validator_for(read_schema("boundary_object_schema.json"))
+CATALOG = jsonschema_rs.validator_for(read_schema("capability_catalog.schema.json"))
+DESCRIPTOR = jsonschema_rs.validator_for(read_schema("boundary_descriptor.schema.json"))
+CONTROL = jsonschema_rs.validator_for(read_schema("control_records.schema.json"))
 decode_catalog = msgspec.json.Decoder(CatalogDocument).decode
 decode_descriptor = msgspec.json.Decoder(DescriptorDocument).decode
 _decode_control = msgspec.json.Decoder(Control).decode
@@ -297,19 +297,19 @@ def test_generated_boundary_objects_are_valid(value: dict[str, Any]) -> None:
 
 
 @MANY
-@given(mutated(BOUNDARIES))
+@given(mutated_values(BOUNDARIES))
 def test_boundary_objects(value: Any) -> None:
-    agree(BOUNDARY, decode_boundary, value)
+    check_agreement(BOUNDARY, decode_boundary, value)
 
 
 @MANY
-@given(mutated(CATALOGS))
+@given(mutated_values(CATALOGS))
 def test_catalogs(value: Any) -> None:
-    agree(CATALOG, decode_catalog, value)
+    check_agreement(CATALOG, decode_catalog, value)
 
 
 @MANY
-@given(mutated(DESCRIPTORS))
+@given(mutated_values(DESCRIPTORS))
 def test_descriptors(value: Any) -> None:
     """That one of `schema` and `schema_path` stands there is beyond the struct alone."""
     data = json.dumps(value).encode()
@@ -318,18 +318,18 @@ def test_descriptors(value: Any) -> None:
 
 
 @MANY
-@given(mutated(CONTROLS))
+@given(mutated_values(CONTROLS))
 def test_control_records(value: Any) -> None:
-    agree(CONTROL, decode_control, value)
+    check_agreement(CONTROL, decode_control, value)
 
 
 @MANY
-@given(mutated(EMISSIONS))
+@given(mutated_values(EMISSIONS))
 def test_raw_emissions(value: Any) -> None:
-    agree(CONTROL, decode_control, value)
+    check_agreement(CONTROL, decode_control, value)
 
 
-def at(value: Any, path: str, new: Any) -> Any:
+def with_value(value: Any, path: str, new: Any) -> Any:
     value = copy.deepcopy(value)
     *steps, last = path.split(".")
     inner = value
@@ -345,7 +345,7 @@ def at(value: Any, path: str, new: Any) -> Any:
 @pytest.mark.parametrize(
     ("path", "new", "valid"),
     [
-        ("stack.sandbox_mode", ..., False),  # required, as the seed's table says
+        ("stack.sandbox_mode", ..., False),  # required, as the seed's table has it
         ("stack.sandbox_mode", "", False),
         ("stack.os", "", True),
         ("schema_key", "cfbo-v1\n", False),
@@ -375,13 +375,13 @@ def at(value: Any, path: str, new: Any) -> Any:
     ],
 )
 def test_the_known_corners_of_a_boundary_object(path: str, new: Any, valid: bool) -> None:
-    value = at(record(), path, new)
+    value = with_value(record(), path, new)
     assert BOUNDARY.is_valid(value) == valid
     assert decodes(decode_boundary, json.dumps(value).encode()) == valid
 
 
 @thorough(300)
-@given(mutated(CATALOGS))
+@given(mutated_values(CATALOGS))
 def test_a_catalog_is_made_or_refused_with_one_sentence(value: Any) -> None:
     try:
         document = msgspec.convert(value, CatalogDocument)
@@ -398,7 +398,7 @@ def test_a_catalog_is_made_or_refused_with_one_sentence(value: Any) -> None:
 
 
 @thorough(300, suppress_health_check=list(HealthCheck))
-@given(mutated(DESCRIPTORS))
+@given(mutated_values(DESCRIPTORS))
 def test_a_descriptor_is_made_or_refused_with_one_sentence(value: Any) -> None:
     try:
         make_descriptor(value, BUNDLE / "x.json")

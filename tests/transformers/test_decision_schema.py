@@ -1,4 +1,4 @@
-"""The JSON Schema of an event, and the page that explains it, say what `check` does."""
+"""The JSON Schema of an event, and the page that explains it, agree with `check`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.transformers.runs import Event, changed_events, good_run, published
 
 SCHEMA: dict[str, Any] = json.loads((BUNDLE / "schema" / "decision_event.schema.json").read_text())
 VALIDATOR = jsonschema_rs.validator_for(SCHEMA)
-#: what no schema can say, and what only warns
+#: what no schema can express, and what only warns
 BEYOND = {
     *("action_summary.reasoning", "evaluation.told"),
     *("timestamp.rfc3339", "model_output.completion_id.null"),
@@ -34,13 +34,13 @@ def test_good_events_keep_the_schema(one: Event) -> None:
 @thorough(1000)
 @given(changed_events())
 def test_schema_and_check_agree_on_one_event(one: Event) -> None:
-    said = [error.message for error in VALIDATOR.iter_errors(one)]
+    errors = [error.message for error in VALIDATOR.iter_errors(one)]
     read = read_event(json.dumps(one).encode(), "agents")
     assert read is not None
     found = {fault.rule for fault in read[1]} - BEYOND
     if "timestamp" in found and re.match(TIME, str(one.get("timestamp"))):
         found.remove("timestamp")
-    assert bool(said) == bool(found), (said, found)
+    assert bool(errors) == bool(found), (errors, found)
 
 
 def test_the_schema_is_open() -> None:
@@ -53,10 +53,13 @@ def test_the_page_has_every_rule() -> None:
     )
     assert rows == [(name, rule.section, rule.severity) for name, rule in RULES.items()]
     for name, rule in RULES.items():
-        assert f"| `{name}` | {rule.section} | {rule.severity} | {cell(rule.sentence)} |" in PAGE
+        assert (
+            f"| `{name}` | {rule.section} | {rule.severity} | {escape_cell(rule.sentence)} |"
+            in PAGE
+        )
 
 
-def cell(sentence: str) -> str:
+def escape_cell(sentence: str) -> str:
     return sentence.replace("|", r"\|")
 
 

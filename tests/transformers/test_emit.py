@@ -25,13 +25,13 @@ from tests.transformers.samples import (
     SECONDARY,
     WORDS,
     cell,
-    decoded,
+    decode_object,
     frame,
     line,
     lines,
-    own_pattern,
+    make_builder,
+    make_own_builder,
     record,
-    recorder,
     run_transformer,
 )
 
@@ -49,14 +49,14 @@ REASONS = (
 
 
 def emit(emission: RawEmission, own: Any = None) -> tuple[dict[str, Any], Emit]:
-    maker = own or recorder()
+    maker = own or make_builder()
     transformer = Emit(maker)
     (item,) = feed(
         transformer, (msgspec.structs.replace(emission, boundary=maker.descriptor.key),), EMISSIONS
     )
     assert isinstance(item, bytes)
     assert transformer.counts.balanced
-    return decoded(item), transformer
+    return decode_object(item), transformer
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def emit(emission: RawEmission, own: Any = None) -> tuple[dict[str, Any], Emit]:
 )
 def test_a_cell_of_another_catalog_is_no_record(changes: dict[str, str], path: str) -> None:
     """In another process other catalogs may be in force: nothing is silently reinterpreted."""
-    transformer = Emit(recorder())
+    transformer = Emit(make_builder())
     (item,) = feed(transformer, (cell(OWN, **changes),), EMISSIONS)
     assert isinstance(item, Reject)
     assert item.path == path
@@ -77,7 +77,7 @@ def test_a_cell_of_another_catalog_is_no_record(changes: dict[str, str], path: s
     assert (transformer.counts.rejected, transformer.failed) == (1, 0)
 
 
-def size(value: object) -> int:
+def encoded_size(value: object) -> int:
     return len(msgspec.json.encode(value))
 
 
@@ -85,8 +85,8 @@ def test_every_reason_has_cases_and_is_documented() -> None:
     from stream.codec import BUNDLE
 
     assert set(BAD) == set(REASONS)
-    told = (BUNDLE / "schema" / "boundary.md").read_text()
-    assert [reason for reason in REASONS if f"| `{reason}` |" not in told] == []
+    page = (BUNDLE / "schema" / "boundary.md").read_text()
+    assert [reason for reason in REASONS if f"| `{reason}` |" not in page] == []
 
 
 @pytest.mark.parametrize("emission", GOOD.values(), ids=GOOD)
@@ -95,7 +95,7 @@ def test_a_good_cell_gives_the_probes_own_record(emission: RawEmission) -> None:
     assert transformer.failures == []
     assert transformer.results == {"denied": 1}
     assert "harness" not in got["payload"]["raw"]
-    assert size(got["payload"]) <= LIMIT
+    assert encoded_size(got["payload"]) <= LIMIT
 
 
 @pytest.mark.parametrize(("reason", "emission"), CASES)
@@ -110,7 +110,7 @@ def test_a_breach_gives_the_harness_own_record(reason: str, emission: RawEmissio
     assert got["probe"]["id"] == emission.probe
     assert got["probe"]["primary_capability_id"] == (emission.capability or "unknown")
     assert got["probe"]["secondary_capability_ids"] == []
-    assert size(got["payload"]) <= LIMIT
+    assert encoded_size(got["payload"]) <= LIMIT
     (failure,) = transformer.failures
     assert (failure.probe, failure.mode, failure.reason) == (emission.probe, "baseline", reason)
     assert failure.sentence.isprintable()
@@ -125,7 +125,7 @@ def test_where_no_capability_is_declared_it_is_unknown() -> None:
     assert got["capability_context"]["primary"] == {**unknown, "id": "cap_nobody_knows"}
 
 
-def test_what_the_probe_said_is_kept() -> None:
+def test_what_the_probe_reported_is_kept() -> None:
     got, _ = emit(cell(FULL, exit_code=1, stderr=b"why", stderr_bytes=3))
     assert got["payload"]["raw"]["emitted"] == {
         "probe-name": "fs_outside_workspace",
@@ -171,7 +171,7 @@ def test_a_frame_brings_the_system_that_the_probe_saw() -> None:
 
 
 def test_a_plain_record_is_written_as_all_are() -> None:
-    transformer = Emit(recorder())
+    transformer = Emit(make_builder())
     spaced = msgspec.json.format(PLAIN, indent=4)
     (item,) = feed(transformer, (cell(b"\n" + spaced + b"\n"),), EMISSIONS)
     assert item == msgspec.json.encode(record(), order="sorted")
@@ -188,7 +188,7 @@ def test_a_plain_record_is_as_small_as_all_are() -> None:
     assert got["payload"]["stderr_snippet"] == "y" * 400 + "…"
     assert got["payload"]["raw"]["payload_cut"]["bytes"] > 100_000
     assert got["operation"]["args"]["args_cut"]["bytes"] > 5000
-    assert size(got) < 15_000
+    assert encoded_size(got) < 15_000
     lacking = record()
     del lacking["payload"]["stderr_snippet"]
     assert emit(cell(line(lacking)))[1].failures[0].reason == "invalid-record"
@@ -211,7 +211,7 @@ def test_names_that_are_not_utf_8_do_not_stop_the_stream() -> None:
     assert got["result"]["error_detail"] == "\ufffd"
 
 
-def test_a_terminal_obeys_nothing_that_a_probe_says() -> None:
+def test_a_terminal_obeys_nothing_that_a_probe_prints() -> None:
     _, transformer = emit(cell(frame(*WORDS, "--\x1b[2J\n\u009b31m")))
     assert transformer.failures[0].sentence.endswith(r"Unknown flag: --\x1b[2J\n\x9b31m")
 
@@ -242,17 +242,17 @@ MALFORMED = [
 
 
 def test_foreign_records_pass_byte_for_byte() -> None:
-    transformer = Emit(recorder())
+    transformer = Emit(make_builder())
     out, control = run_transformer(transformer, [lines(*FOREIGN)])
     assert out == FOREIGN
     assert control == []
     gap = Gap(source="s", lost=1, reason="r")
-    assert run_transformer(Emit(recorder()), [[gap, *FOREIGN]]) == (FOREIGN, [gap])
+    assert run_transformer(Emit(make_builder()), [[gap, *FOREIGN]]) == (FOREIGN, [gap])
 
 
 @pytest.mark.parametrize("bad", MALFORMED, ids=range(len(MALFORMED)))
 def test_a_malformed_raw_emission_is_rejected(bad: bytes) -> None:
-    transformer = Emit(recorder())
+    transformer = Emit(make_builder())
     out, control = run_transformer(transformer, [lines(FOREIGN[0], bad, b"", b"  ", FOREIGN[1])])
     assert out == FOREIGN[:2]
     (reject,) = control
@@ -265,7 +265,7 @@ def test_a_malformed_raw_emission_is_rejected(bad: bytes) -> None:
 def test_a_cell_of_another_patterns_mode_is_no_record_of_this_one() -> None:
     caged = cell(OWN, mode="caged")
     for item in (caged, encode_raw(caged)):
-        _, control = run_transformer(Emit(recorder()), [[item]])
+        _, control = run_transformer(Emit(make_builder()), [[item]])
         (reject,) = control
         assert isinstance(reject, Reject)
         assert (reject.reason, reject.path) == (
@@ -286,7 +286,7 @@ ITEMS = [
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(ITEMS), max_size=12), st.lists(st.integers(0, 100), max_size=5))
 def test_emit_does_not_depend_on_batches(items: list[bytes], cuts: list[int]) -> None:
-    out, counts = check_batch_independence(lambda: Emit(recorder()), lines(*items), cuts)
+    out, counts = check_batch_independence(lambda: Emit(make_builder()), lines(*items), cuts)
     assert len(out) == counts.passed + counts.rejected
 
 
@@ -294,11 +294,13 @@ def test_cells_in_memory_and_cells_on_a_pipe_are_the_same() -> None:
     cells = [*GOOD.values(), *(emission for many in BAD.values() for emission in many)]
     raw = run_transformer(EncodeRaw(), [cells])[0]
     assert [decode_raw(item) for item in raw] == cells
-    assert run_transformer(Emit(recorder()), [cells]) == run_transformer(Emit(recorder()), [raw])
+    assert run_transformer(Emit(make_builder()), [cells]) == run_transformer(
+        Emit(make_builder()), [raw]
+    )
 
 
 def test_a_pattern_of_the_users_own() -> None:
-    own = own_pattern()
+    own = make_own_builder()
     got, transformer = emit(cell(frame(*WORDS, "--run-mode", "caged"), mode="caged"), own)
     assert transformer.failures == []
     assert (got["schema_version"], got["schema_key"]) == ("boundary_event_v2", "mine-v2")
@@ -314,8 +316,8 @@ def test_a_pattern_of_the_users_own() -> None:
 
 
 def test_a_pattern_that_leaves_the_harness_no_room() -> None:
-    """Every probe breaks it, and the harness cannot keep it: the record says v1, and error."""
-    own = own_pattern(required='["mood"]')
+    """Every probe breaks it, and the harness cannot keep it: the record has v1, and error."""
+    own = make_own_builder(required='["mood"]')
     got, transformer = emit(cell(OWN), own)
     assert transformer.failures[0].reason == "bad-emission"
     assert '"mood" is a required property' in transformer.failures[0].sentence
@@ -324,8 +326,10 @@ def test_a_pattern_that_leaves_the_harness_no_room() -> None:
 
 
 def test_a_pattern_without_what_names_a_cell() -> None:
-    own = own_pattern(required="[]", properties='{"schema_version":{"const":"boundary_event_v2"}}')
-    loose = own_pattern(
+    own = make_own_builder(
+        required="[]", properties='{"schema_version":{"const":"boundary_event_v2"}}'
+    )
+    loose = make_own_builder(
         required="[]",
         properties='{"schema_version":{"const":"boundary_event_v2"}}',
         additionalProperties="true",
@@ -362,7 +366,7 @@ def test_a_pattern_without_what_names_a_cell() -> None:
 def test_every_cell_ends_in_one_valid_record(emission: RawEmission) -> None:
     got, transformer = emit(emission)
     decode_boundary(msgspec.json.encode(got))
-    assert size(got["payload"]) <= LIMIT
+    assert encoded_size(got["payload"]) <= LIMIT
     assert ("harness" in got["payload"]["raw"]) == bool(transformer.failures)
 
 
@@ -376,7 +380,7 @@ GOLDEN_CELLS = {
 @pytest.mark.parametrize("name", GOLDEN_CELLS)
 def test_golden_records(name: str) -> None:
     """STREAM_UPDATE_GOLDENS=1 writes them anew: look at the difference before you commit it."""
-    out, control = run_transformer(Emit(recorder()), [[*map(encode_raw, GOLDEN_CELLS[name])]])
+    out, control = run_transformer(Emit(make_builder()), [[*map(encode_raw, GOLDEN_CELLS[name])]])
     assert control == []
     got = b"".join(item + b"\n" for item in out)
     path = GOLDEN / f"{name}.ndjson"

@@ -24,55 +24,55 @@ from tests.transformers.samples import (
     SECONDARY,
     WORDS,
     as_words,
-    decoded,
-    own_pattern,
-    recorder,
-    without,
+    decode_object,
+    make_builder,
+    make_own_builder,
+    without_flag,
 )
 from tests.transformers.samples import (
-    spoken_record as emitted,
+    record_of_flags as emitted,
 )
 
 
-def spoken(*more: str | bytes, words: Sequence[str] = WORDS) -> EmitFlags:
+def parse_flags(*more: str | bytes, words: Sequence[str] = WORDS) -> EmitFlags:
     return parse_words(as_words(*words, *more))
 
 
-def refusal(*more: str | bytes, words: Sequence[str] = WORDS) -> str:
+def refusal_of(*more: str | bytes, words: Sequence[str] = WORDS) -> str:
     with pytest.raises(EmitError) as caught:
         emitted(*more, words=words)
     return str(caught.value)
 
 
-def with_file(flag: str, content: bytes | None) -> EmitFlags:
+def parse_with_file(flag: str, content: bytes | None) -> EmitFlags:
     return parse_words([*as_words(*WORDS, flag), Word(b"/some/file", content, content is None)])
 
 
 @pytest.mark.parametrize("flag", REQUIRED)
 def test_a_missing_flag_is_named(flag: str) -> None:
-    assert refusal(words=without(flag)) == f"Missing required flag: {flag}"
-    assert refusal(flag, "") == f"Missing required flag: {flag}"
-    assert refusal(flag, " \t") == f"Missing required flag: {flag}"
+    assert refusal_of(words=without_flag(flag)) == f"Missing required flag: {flag}"
+    assert refusal_of(flag, "") == f"Missing required flag: {flag}"
+    assert refusal_of(flag, " \t") == f"Missing required flag: {flag}"
 
 
 def test_the_first_missing_flag_is_named_in_the_order_of_the_contract() -> None:
-    assert refusal(words=()) == "Missing required flag: --run-mode"
-    assert refusal(words=WORDS[:4]) == "Missing required flag: --probe-version"
+    assert refusal_of(words=()) == "Missing required flag: --run-mode"
+    assert refusal_of(words=WORDS[:4]) == "Missing required flag: --probe-version"
 
 
 @pytest.mark.parametrize("flag", ["--nope", "-h", "", "word", "--status=denied", "--Status", "\n"])
 def test_an_unknown_flag_is_named(flag: str) -> None:
-    assert refusal(flag, "x") == f"Unknown flag: {flag}"
+    assert refusal_of(flag, "x") == f"Unknown flag: {flag}"
 
 
 def test_there_is_no_form_with_an_equals_sign() -> None:
-    assert refusal("--errno=EPERM") == "Unknown flag: --errno=EPERM"
+    assert refusal_of("--errno=EPERM") == "Unknown flag: --errno=EPERM"
 
 
 @pytest.mark.parametrize("status", ["ok", "Denied", "denied ", "success|denied"])
 def test_an_unknown_status_is_named(status: str) -> None:
     expected = f"Unknown status: {status} (expected success|denied|partial|error)"
-    assert refusal("--status", status) == expected
+    assert refusal_of("--status", status) == expected
 
 
 @pytest.mark.parametrize("status", ["success", "denied", "partial", "error"])
@@ -81,19 +81,19 @@ def test_the_statuses(status: str) -> None:
 
 
 def test_an_unknown_mode_is_named() -> None:
-    assert refusal("--run-mode", "caged") == "Unknown run mode: caged (expected baseline)"
-    said = spoken("--run-mode", "caged")
-    assert decoded(own_pattern().from_flags(said, AROUND))["run"]["mode"] == "caged"
+    assert refusal_of("--run-mode", "caged") == "Unknown run mode: caged (expected baseline)"
+    flags = parse_flags("--run-mode", "caged")
+    assert decode_object(make_own_builder().from_flags(flags, AROUND))["run"]["mode"] == "caged"
 
 
 def test_unknown_capabilities_are_named() -> None:
     tail = "Expected one of the IDs in the loaded capability catalog."
-    unknown = refusal("--primary-capability-id", "cap_x")
+    unknown = refusal_of("--primary-capability-id", "cap_x")
     assert unknown == f"Unknown primary capability id: cap_x. {tail}"
-    unknown = refusal("--secondary-capability-id", "cap_y")
+    unknown = refusal_of("--secondary-capability-id", "cap_y")
     assert unknown == f"Unknown secondary capability id: cap_y. {tail}"
     foreign = "cap_mach_lookup_system_logger"  # of the other bundled catalog
-    unknown = refusal("--secondary-capability-id", foreign)
+    unknown = refusal_of("--secondary-capability-id", foreign)
     assert unknown == f"Unknown secondary capability id: {foreign}. {tail}"
 
 
@@ -120,14 +120,14 @@ def test_the_last_one_wins() -> None:
 
 def test_probe_id_is_another_name() -> None:
     assert emitted("--probe-id", "other")["probe"]["id"] == "other"
-    assert emitted("--probe-id", "x", words=without("--probe-name"))["probe"]["id"] == "x"
+    assert emitted("--probe-id", "x", words=without_flag("--probe-name"))["probe"]["id"] == "x"
 
 
 @pytest.mark.parametrize("flag", ["--errno", "--message", "--error-detail"])
 def test_empty_free_text_is_null(flag: str) -> None:
     field = flag.strip("-").replace("-", "_")
-    assert emitted(flag, "said")["result"][field] == "said"
-    assert emitted(flag, "said", flag, "")["result"][field] is None
+    assert emitted(flag, "text")["result"][field] == "text"
+    assert emitted(flag, "text", flag, "")["result"][field] is None
     assert emitted()["result"][field] is None
 
 
@@ -148,43 +148,43 @@ def test_the_exit_code(text: str, number: int) -> None:
 @pytest.mark.parametrize("text", ["", "x", "1.0", "1_0", " 1", "1\n", "٣", "0x1", "9" * 5000])
 def test_an_exit_code_is_an_integer(text: str) -> None:
     expected = f"--raw-exit-code: expected an integer, got {text!r}"
-    assert refusal("--raw-exit-code", text) == expected
+    assert refusal_of("--raw-exit-code", text) == expected
 
 
 def test_an_exit_code_has_64_bits() -> None:
     assert emitted("--raw-exit-code", str(2**63 - 1))["result"]["raw_exit_code"] == 2**63 - 1
-    assert refusal("--raw-exit-code", str(2**63)).endswith("is out of range")
+    assert refusal_of("--raw-exit-code", str(2**63)).endswith("is out of range")
     assert emitted()["result"]["raw_exit_code"] is None
 
 
 @pytest.mark.parametrize("flag", ["--message", "--payload-raw", "--operation-arg"])
 def test_a_missing_value_is_named(flag: str) -> None:
-    assert refusal(flag) == f"Missing value for {flag}"
+    assert refusal_of(flag) == f"Missing value for {flag}"
     if flag in PAIRS:
-        assert refusal(flag, "key") == f"Missing value for {flag}"
+        assert refusal_of(flag, "key") == f"Missing value for {flag}"
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_snippets(name: str) -> None:
     flag, field = f"--payload-{name}", f"{name}_snippet"
 
-    def snippet(*words: str | bytes) -> Any:
+    def payload_snippet(*words: str | bytes) -> Any:
         return emitted(*words)["payload"][field]
 
-    assert snippet() is None
-    assert snippet(flag, "") == ""
-    assert snippet(flag, "x" * 400) == "x" * 400
-    assert snippet(flag, "é" * 401) == "é" * 400 + "…"
-    assert snippet(flag, b"a\xff\xfeb") == "a\ufffd\ufffdb"
-    assert snippet(flag, b"a\x00b") == "ab"
-    assert snippet(flag, "first", flag, "last") == "last"
-    assert with_file(f"{flag}-file", b"from \x00a file").snippets == {name: "from a file"}
+    assert payload_snippet() is None
+    assert payload_snippet(flag, "") == ""
+    assert payload_snippet(flag, "x" * 400) == "x" * 400
+    assert payload_snippet(flag, "é" * 401) == "é" * 400 + "…"
+    assert payload_snippet(flag, b"a\xff\xfeb") == "a\ufffd\ufffdb"
+    assert payload_snippet(flag, b"a\x00b") == "ab"
+    assert payload_snippet(flag, "first", flag, "last") == "last"
+    assert parse_with_file(f"{flag}-file", b"from \x00a file").snippets == {name: "from a file"}
 
 
 @pytest.mark.parametrize("flag", sorted(FILES))
 def test_a_file_that_cannot_be_read_is_named(flag: str) -> None:
     with pytest.raises(EmitError) as caught:
-        with_file(flag, None)
+        parse_with_file(flag, None)
     assert str(caught.value) == f"{flag}: cannot read /some/file"
 
 
@@ -198,20 +198,23 @@ def test_a_file_that_cannot_be_read_is_named(flag: str) -> None:
 def test_objects_are_built_in_the_order_given(whole: str, member: str, of: str) -> None:
     prefix = member.removesuffix("-field")
 
-    def built(*words: str) -> Any:
+    def build_value(*words: str) -> Any:
         record = emitted(*words)
         return record["payload"]["raw"] if of == "raw" else record["operation"]["args"]
 
-    assert built() == {}
-    assert built(member, "a", "1", f"{member}-json", "b", '{"c":[1,null]}') == {
+    assert build_value() == {}
+    assert build_value(member, "a", "1", f"{member}-json", "b", '{"c":[1,null]}') == {
         "a": "1",
         "b": {"c": [1, None]},
     }
-    assert built(f"{prefix}-null", "a") == {"a": None}
-    assert built(whole, '{"a":{"x":1},"b":1}', whole, '{"a":{"y":2}}') == {"a": {"y": 2}, "b": 1}
-    assert built(member, "a", "1", whole, '{"a":2}') == {"a": 2}
-    assert built(whole, '{"a":2}', member, "a", "1") == {"a": "1"}
-    assert built(whole, '{"a":2}', f"{prefix}-null", "a") == {"a": None}
+    assert build_value(f"{prefix}-null", "a") == {"a": None}
+    assert build_value(whole, '{"a":{"x":1},"b":1}', whole, '{"a":{"y":2}}') == {
+        "a": {"y": 2},
+        "b": 1,
+    }
+    assert build_value(member, "a", "1", whole, '{"a":2}') == {"a": 2}
+    assert build_value(whole, '{"a":2}', member, "a", "1") == {"a": "1"}
+    assert build_value(whole, '{"a":2}', f"{prefix}-null", "a") == {"a": None}
     for text, expected in (
         ("a,b c", ["a", "b", "c"]),
         ("", []),
@@ -219,13 +222,13 @@ def test_objects_are_built_in_the_order_given(whole: str, member: str, of: str) 
         ("a,,b", ["a", "b"]),
         ("a\tb\nc", ["a\tb\nc"]),  # a comma or a space, nothing else
     ):
-        assert built(f"{prefix}-list", "k", text) == {"k": expected}
-    with_it = with_file(f"{whole}-file", b'{"a":1}')
+        assert build_value(f"{prefix}-list", "k", text) == {"k": expected}
+    with_it = parse_with_file(f"{whole}-file", b'{"a":1}')
     assert with_it.objects[of] == {"a": 1}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "flags"),
     [
         ("[]", "expected `object`, got `array`"),
         ("5", "expected `object`, got `int`"),
@@ -239,8 +242,8 @@ def test_objects_are_built_in_the_order_given(whole: str, member: str, of: str) 
     ids=lambda value: value[:20],
 )
 @pytest.mark.parametrize("flag", ["--payload-raw", "--operation-args"])
-def test_objects_must_be_objects(flag: str, text: str, said: str) -> None:
-    assert refusal(flag, text) == f"{flag}: {said}"
+def test_objects_must_be_objects(flag: str, text: str, flags: str) -> None:
+    assert refusal_of(flag, text) == f"{flag}: {flags}"
 
 
 def test_how_deep_json_may_be_does_not_depend_on_the_caller() -> None:
@@ -255,18 +258,18 @@ def test_how_deep_json_may_be_does_not_depend_on_the_caller() -> None:
 
 @pytest.mark.parametrize("flag", ["--payload-raw", "--operation-args"])
 def test_a_key_that_stands_twice_is_refused(flag: str) -> None:
-    assert refusal(flag, '{"a":{"b":1,"b":2}}') == f"{flag}: $.a: duplicate key 'b'"
+    assert refusal_of(flag, '{"a":{"b":1,"b":2}}') == f"{flag}: $.a: duplicate key 'b'"
 
 
 def test_a_whole_payload() -> None:
     content = b'{"stdout_snippet":null,"stderr_snippet":"' + b"e" * 500 + b'","raw":{"a":1}}'
-    said = with_file("--payload-file", content)
-    payload = decoded(recorder().from_flags(said, AROUND))["payload"]
+    flags = parse_with_file("--payload-file", content)
+    payload = decode_object(make_builder().from_flags(flags, AROUND))["payload"]
     assert payload["raw"] == {"a": 1}
     assert payload["stderr_snippet"] == "e" * 400 + "…"
     for bad in (b"{}", b"[]", b"", content[:-1] + b',"more":1}'):
         with pytest.raises(EmitError, match="--payload-file: "):
-            with_file("--payload-file", bad)
+            parse_with_file("--payload-file", bad)
 
 
 @pytest.mark.parametrize(
@@ -282,9 +285,9 @@ def test_a_whole_payload_goes_with_no_part_of_one(other: list[str]) -> None:
 
 
 def test_flags_are_counted_for_the_gate() -> None:
-    said = spoken("--probe-id", "x", "--operation-arg", "a", "b", "--operation-arg", "a", "b")
-    assert said.given["--probe-name"] == 2
-    assert said.given["--operation-arg"] == 2
+    flags = parse_flags("--probe-id", "x", "--operation-arg", "a", "b", "--operation-arg", "a", "b")
+    assert flags.given["--probe-name"] == 2
+    assert flags.given["--operation-arg"] == 2
     assert "--operation-arg" in REPEATABLE
     assert "--probe-name" not in REPEATABLE
 
@@ -300,8 +303,8 @@ ANY_WORD = st.builds(Word, FLAG_WORDS | st.binary(max_size=12), st.none() | st.b
 def test_any_words_are_parsed_or_refused(words: list[Word], complete: bool) -> None:
     words = [*as_words(*WORDS), *words] if complete else words
     with contextlib.suppress(EmitError):
-        line = recorder().from_flags(parse_words(words), AROUND)
-        assert recorder().descriptor.check(line) is None
+        line = make_builder().from_flags(parse_words(words), AROUND)
+        assert make_builder().descriptor.check(line) is None
 
 
 @pytest.fixture
@@ -318,17 +321,17 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_alone_the_words_make_the_record(alone: Path) -> None:
     (alone / "out").write_bytes(b"out\x00put \xff")
-    record = decoded(emit_words([*WORDS, "--payload-stdout-file", "out"]))
+    record = decode_object(emit_words([*WORDS, "--payload-stdout-file", "out"]))
     assert record["payload"]["stdout_snippet"] == "output \ufffd"
     assert record["run"]["workspace_root"] == "/srv/work"
 
 
-def test_alone_files_are_told_from_values(alone: Path) -> None:
+def test_alone_files_are_distinguished_from_values(alone: Path) -> None:
     (alone / "raw").write_text('{"a":1}')
     words = [*WORDS, "--message", "--payload-file", "--payload-raw-file", "raw"]
     words += ["--operation-arg", "--payload-raw-file", "raw"]
     words += ["--operation-arg", "k", "--payload-raw-file", "--payload-raw-file", "raw"]
-    record = decoded(emit_words(words))
+    record = decode_object(emit_words(words))
     assert record["payload"]["raw"] == {"a": 1}
     assert record["result"]["message"] == "--payload-file"
     assert record["operation"]["args"] == {"--payload-raw-file": "raw", "k": "--payload-raw-file"}
@@ -336,7 +339,7 @@ def test_alone_files_are_told_from_values(alone: Path) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_alone_no_file_is_read_without_end() -> None:
-    record = decoded(emit_words([*WORDS, "--payload-stdout-file", "/dev/zero"]))
+    record = decode_object(emit_words([*WORDS, "--payload-stdout-file", "/dev/zero"]))
     assert record["payload"]["stdout_snippet"] == ""
     assert FILE_MOST == 1 << 20
 
@@ -362,6 +365,6 @@ def test_alone_an_undeclared_sandbox_mode_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(EmitError, match="FENCE_SANDBOX_MODE"):
         emit_words(WORDS)
     monkeypatch.setenv("FENCE_SANDBOX_MODE", "")
-    assert decoded(emit_words(WORDS))["stack"]["sandbox_mode"] is None
+    assert decode_object(emit_words(WORDS))["stack"]["sandbox_mode"] is None
     monkeypatch.setenv("FENCE_SANDBOX_MODE", "read-only")
-    assert decoded(emit_words(WORDS))["stack"]["sandbox_mode"] == "read-only"
+    assert decode_object(emit_words(WORDS))["stack"]["sandbox_mode"] == "read-only"

@@ -46,7 +46,7 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
     return command
 
 
-def run(shell: Sequence[str], words: Sequence[bytes], cwd: Path) -> bytes:
+def run_helper(shell: Sequence[str], words: Sequence[bytes], cwd: Path) -> bytes:
     done = subprocess.run(
         [*shell, str(HELPER), *words],
         env={"PATH": os.environ["PATH"], "STREAM_FRAME": "1", "LANG": "C.UTF-8"},
@@ -60,7 +60,7 @@ def run(shell: Sequence[str], words: Sequence[bytes], cwd: Path) -> bytes:
     return done.stdout
 
 
-def one(stdout: bytes) -> Frame:
+def single_frame(stdout: bytes) -> Frame:
     frames, rest = split_frames(stdout)
     assert rest == b"\n"
     (only,) = frames
@@ -68,14 +68,14 @@ def one(stdout: bytes) -> Frame:
 
 
 def test_hostile_words_arrive_as_they_are(shell: list[str], tmp_path: Path) -> None:
-    got = one(run(shell, HOSTILE, tmp_path))
+    got = single_frame(run_helper(shell, HOSTILE, tmp_path))
     assert got.words == tuple(as_words(*HOSTILE))
     name = os.uname()
     assert got.os == f"{name.sysname} {name.release} {name.machine}"
 
 
 def test_no_words_are_a_frame_as_well(shell: list[str], tmp_path: Path) -> None:
-    assert one(run(shell, [], tmp_path)).words == ()
+    assert single_frame(run_helper(shell, [], tmp_path)).words == ()
 
 
 FILES: dict[str, bytes] = {
@@ -92,7 +92,7 @@ def test_files_are_sent_along(shell: list[str], tmp_path: Path) -> None:
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
         words += [b"--payload-stdout-file", name.encode()]
-    got = one(run(shell, words, tmp_path)).words
+    got = single_frame(run_helper(shell, words, tmp_path)).words
     for word, content in zip(got[1::2], FILES.values(), strict=True):
         assert word.content == content[: 1 << 20]
     assert all(word.content is None for word in got[::2])
@@ -100,13 +100,15 @@ def test_files_are_sent_along(shell: list[str], tmp_path: Path) -> None:
 
 def test_nuls_of_a_file_are_left_out(shell: list[str], tmp_path: Path) -> None:
     (tmp_path / "nul").write_bytes(b"a\0b\0")
-    got = one(run(shell, [b"--payload-raw-file", b"nul"], tmp_path))
+    got = single_frame(run_helper(shell, [b"--payload-raw-file", b"nul"], tmp_path))
     assert got.words[1] == Word(b"nul", b"ab")
 
 
 @pytest.mark.parametrize("name", [b"missing", b".", b"", b"-n", b"!", b"("])
-def test_what_cannot_be_read_is_said(shell: list[str], name: bytes, tmp_path: Path) -> None:
-    got = one(run(shell, [b"--operation-args-file", name, b"--status", b"error"], tmp_path))
+def test_what_cannot_be_read_is_reported(shell: list[str], name: bytes, tmp_path: Path) -> None:
+    got = single_frame(
+        run_helper(shell, [b"--operation-args-file", name, b"--status", b"error"], tmp_path)
+    )
     assert got.words[1] == Word(name, None, unreadable=True)
     assert got.words[2:] == tuple(as_words(b"--status", b"error"))
 
@@ -116,7 +118,7 @@ def test_only_values_of_file_flags_are_files(shell: list[str], tmp_path: Path) -
     words = [b"--message", b"--payload-file", b"--payload-file", b"f"]
     words += [b"--operation-arg", b"--payload-raw-file", b"f", b"--payload-raw-null"]
     words += [b"--payload-raw-file", b"--payload-raw-file", b"f"]
-    got = one(run(shell, words, tmp_path)).words
+    got = single_frame(run_helper(shell, words, tmp_path)).words
     assert [index for index, word in enumerate(got) if word.content is not None] == [3, 10]
 
 
@@ -124,8 +126,8 @@ def test_only_values_of_file_flags_are_files(shell: list[str], tmp_path: Path) -
 def test_a_captured_frame_may_be_printed_later(printed: str, tmp_path: Path) -> None:
     script = f'record="$("$0" "$@")"; {printed}'
     words = [word for word in HOSTILE if len(word) < 1000]
-    stdout = run(["bash", "-c", script], words, tmp_path)
-    assert one(stdout).words == tuple(as_words(*words))
+    stdout = run_helper(["bash", "-c", script], words, tmp_path)
+    assert single_frame(stdout).words == tuple(as_words(*words))
 
 
 def test_without_programs_the_words_arrive(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_without_programs_the_words_arrive(tmp_path: Path) -> None:
         check=True,
         timeout=180,
     )
-    assert one(done.stdout).words == tuple(as_words("--status", "denied"))
+    assert single_frame(done.stdout).words == tuple(as_words("--status", "denied"))
 
 
 def test_without_programs_a_file_is_unread_and_not_empty(tmp_path: Path) -> None:
@@ -151,10 +153,10 @@ def test_without_programs_a_file_is_unread_and_not_empty(tmp_path: Path) -> None
         check=True,
         timeout=180,
     )
-    assert one(done.stdout).words[1] == Word(b"f", None, unreadable=True)
+    assert single_frame(done.stdout).words[1] == Word(b"f", None, unreadable=True)
 
 
-def test_frames_and_the_rest_are_told_apart() -> None:
+def test_frames_and_the_rest_are_distinguished() -> None:
     stdout = b"before\n" + frame("a") + b"between\n" + frame("b", "c") + b"after"
     frames, rest = split_frames(stdout)
     assert [f.words for f in frames] == [tuple(as_words("a")), tuple(as_words("b", "c"))]
@@ -190,7 +192,7 @@ def test_no_bytes_raise_anything_else(parts: list[bytes]) -> None:
 
 @given(st.lists(st.binary(max_size=20).map(lambda word: word.replace(b"\0", b"")), max_size=8))
 def test_words_survive(words: list[bytes]) -> None:
-    assert one(frame(*words)).words == tuple(as_words(*words))
+    assert single_frame(frame(*words)).words == tuple(as_words(*words))
 
 
 @thorough(500)

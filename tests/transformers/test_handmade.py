@@ -1,4 +1,4 @@
-"""What a single document can break by itself: `validate`, `check` and `verify` say the same."""
+"""What a single document can break by itself: `validate`, `check` and `verify` agree."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stream.transformers.validate import Validate
 from stream.verify.session import verify
 from tests.archive.samples import make_run_files, update_digests, write_files_as_archive
 from tests.core.properties import feed
-from tests.transformers.handmade import made, rows
+from tests.transformers.handmade import make_document, read_rows
 from tests.transformers.runs import encoded, good_run
-from tests.transformers.samples import lines, record, recorder, run_transformer
+from tests.transformers.samples import lines, make_builder, record, run_transformer
 
-OBJECTS = rows("boundary-objects.ndjson")
-IN_FORCE = Boundaries([recorder().descriptor], known_catalogs())
+OBJECTS = read_rows("boundary-objects.ndjson")
+IN_FORCE = Boundaries([make_builder().descriptor], known_catalogs())
 SCHEMA = jsonschema_rs.validator_for(
     json.loads((BUNDLE / "schema" / "boundary_object_schema.json").read_text())
 )
@@ -35,7 +35,7 @@ EVENT = jsonschema_rs.validator_for(
 )
 
 
-def found(items: list[Any]) -> list[tuple[Any, ...]]:
+def select_findings(items: list[Any]) -> list[tuple[Any, ...]]:
     return [(f.severity, f.message, f.path) for f in items if isinstance(f, Finding)]
 
 
@@ -43,64 +43,67 @@ def test_what_was_good_before_makes_nothing_good() -> None:
     """Each as its recorder would write it, behind all the others."""
     transformer = Validate(IN_FORCE, is_last=True)
     written_so = [
-        msgspec.json.encode(json.loads(made(row, record())), order="sorted") for row in OBJECTS
+        msgspec.json.encode(json.loads(make_document(row, record())), order="sorted")
+        for row in OBJECTS
     ]
     whole = [row for row in OBJECTS if "text" not in row]
     for _ in range(2):
         for row, line in zip(OBJECTS, written_so, strict=True):
-            bad = found(list(feed(transformer, lines(line))))
+            bad = select_findings(list(feed(transformer, lines(line))))
             assert bool(bad) == (row["path"] is not None) or row not in whole, row["what"]
 
 
 @pytest.mark.parametrize("row", OBJECTS, ids=lambda row: row["what"].replace(" ", "_"))
 def test_a_boundary_object(row: dict[str, Any]) -> None:
-    line = made(row, record())
-    _, said = run_transformer(Validate(IN_FORCE, is_last=True), [lines(line)])
+    line = make_document(row, record())
+    _, control = run_transformer(Validate(IN_FORCE, is_last=True), [lines(line)])
     transformer = Invariants(is_alone=False, contracts=lambda: Contracts(IN_FORCE))
-    out, beside = run_transformer(transformer, [lines(line)])
+    out, other_control = run_transformer(transformer, [lines(line)])
     assert out == [line]  # evidence passes, whatever it breaks
-    assert found(said) == found(beside)
+    assert select_findings(control) == select_findings(other_control)
     if row["path"] is None:
-        assert found(said) == []
+        assert select_findings(control) == []
         assert SCHEMA.is_valid(json.loads(line))
     else:
-        ((_, _, path),) = found(said)
+        ((_, _, path),) = select_findings(control)
         assert path == row["path"]
 
 
-EVENTS = rows("decision-events.ndjson")
+EVENTS = read_rows("decision-events.ndjson")
 
 
 @pytest.mark.parametrize("row", EVENTS, ids=lambda row: row["what"].replace(" ", "_"))
 def test_an_event(row: dict[str, Any]) -> None:
     run = good_run()
     at = row["event"] - 1
-    line = made(row, run[at])
-    _, said = run_transformer(Validate(IN_FORCE, is_last=True), [lines(line)])
+    line = make_document(row, run[at])
+    _, control = run_transformer(Validate(IN_FORCE, is_last=True), [lines(line)])
     batch = [*encoded(run[:at]), line, *encoded(run[at + 1 :])]
-    _, beside = run_transformer(Invariants("agents", is_alone=True, source="in"), [lines(*batch)])
+    _, other_control = run_transformer(
+        Invariants("agents", is_alone=True, source="in"), [lines(*batch)]
+    )
     of_line = [
-        f for f in beside
+        f for f in other_control
         if isinstance(f, Finding) and (f.line, f.severity) == (row["event"], "error")
     ]  # fmt: skip
     own = [f for f in of_line if not f.rule.startswith("run.")]  # those of several are not here
     if row["rule"] is None:
-        assert found(said) == found(own) == []
+        assert select_findings(control) == select_findings(own) == []
     else:
         assert {f.rule for f in own} == {row["rule"]}
-        assert found(said) == found(own)[:1]
+        assert select_findings(control) == select_findings(own)[:1]
     if row["rule"] not in ("line.duplicate_key", "evaluation.told", "timestamp"):
         assert EVENT.is_valid(json.loads(line)) == (row["rule"] is None)
 
 
 def test_in_an_archive(tmp_path: Path) -> None:
     """All at once, so that there is one archive."""
-    data = b"".join(made(row, record()) + b"\n" for row in OBJECTS)
+    data = b"".join(make_document(row, record()) + b"\n" for row in OBJECTS)
     archive = write_files_as_archive(
         tmp_path / "a.tar.gz", update_digests({**make_run_files(), BOUNDARY_FILE: data})
     )
     findings = [f for f in verify(archive, Limits()).findings if f.rule == "contract.record"]
     expected = {n: row["path"] for n, row in enumerate(OBJECTS, 1) if row["path"] is not None}
-    # Of many of one rule the book keeps the first.
+    # Of many of one rule the report keeps the first.
     assert {f.line: f.path for f in findings} == dict(list(expected.items())[: len(findings)])
     assert len(findings) >= 20

@@ -32,29 +32,31 @@ from tests.transformers.runs import (
     good_run,
     published,
 )
-from tests.transformers.samples import lines, run_transformer, split
+from tests.transformers.samples import lines, run_transformer, split_lines
 
 GOOD = encoded(good_run())
 DATA = b"\n".join([*GOOD, b""])
 
 
-def judged(
+def check_lines(
     items: list[bytes], profile: Profile = "poc", *, is_alone: bool = True
 ) -> tuple[list[bytes], list[Control]]:
     transformer = Invariants(profile, is_alone=is_alone, source="empty")
     return run_transformer(transformer, [lines(*items, source="events.jsonl")])
 
 
-def found(items: list[bytes], profile: Profile = "poc", *, is_alone: bool = True) -> list[Finding]:
-    _, said = judged(items, profile, is_alone=is_alone)
-    return [record for record in said if isinstance(record, Finding)]
+def find_findings(
+    items: list[bytes], profile: Profile = "poc", *, is_alone: bool = True
+) -> list[Finding]:
+    _, out = check_lines(items, profile, is_alone=is_alone)
+    return [record for record in out if isinstance(record, Finding)]
 
 
-def rules(items: list[bytes], profile: Profile = "poc", *, is_alone: bool = True) -> list[str]:
-    return [finding.rule for finding in found(items, profile, is_alone=is_alone)]
+def find_rules(items: list[bytes], profile: Profile = "poc", *, is_alone: bool = True) -> list[str]:
+    return [finding.rule for finding in find_findings(items, profile, is_alone=is_alone)]
 
 
-def at(run: Run, number: int, path: str) -> tuple[Any, Any]:
+def locate_value(run: Run, number: int, path: str) -> tuple[Any, Any]:
     """What holds the value at a path of an event, and its key there."""
     *steps, last = [int(step) if step.isdigit() else step for step in path.split(".")]
     holder: Any = run[number - 1]
@@ -66,17 +68,17 @@ def at(run: Run, number: int, path: str) -> tuple[Any, Any]:
 Change = Callable[[Run], "list[bytes] | None"]
 
 
-def put(path: str, value: Any, number: int = 5) -> Change:
+def put_value(path: str, value: Any, number: int = 5) -> Change:
     def change(run: Run) -> None:
-        holder, key = at(run, number, path)
+        holder, key = locate_value(run, number, path)
         holder[key] = value
 
     return change
 
 
-def drop(path: str, number: int = 5) -> Change:
+def drop_value(path: str, number: int = 5) -> Change:
     def change(run: Run) -> None:
-        holder, key = at(run, number, path)
+        holder, key = locate_value(run, number, path)
         del holder[key]
 
     return change
@@ -86,20 +88,20 @@ def _each_line(edit: Callable[[list[bytes]], list[bytes]]) -> Change:
     return lambda run: edit(encoded(run))
 
 
-def _moved(run: Run) -> None:
+def _swap_last_two(run: Run) -> None:
     """The evaluation after the end; nobody's parent, no time is touched."""
     run[7], run[8] = run[8], run[7]
     run[7]["timestamp"], run[8]["timestamp"] = run[8]["timestamp"], run[7]["timestamp"]
 
 
-def _without(number: int) -> Change:
+def _remove_event(number: int) -> Change:
     def change(run: Run) -> None:
         del run[number - 1]
 
     return change
 
 
-def _again(run: Run) -> None:
+def _repeat_seventh(run: Run) -> None:
     """commands_observation_unavailable as well: a second form of the seventh."""
     more = copy.deepcopy(run[6])
     name = "commands_observation_unavailable"
@@ -108,30 +110,30 @@ def _again(run: Run) -> None:
     run.insert(7, more)
 
 
-def _after_the_end(run: Run) -> None:
+def _append_event(run: Run) -> None:
     more = copy.deepcopy(run[7])
     more["event_id"] = more["span_id"] = "another"
     more["timestamp"] = run[8]["timestamp"]
     run.append(more)
 
 
-def _lost(run: Run) -> None:
+def _lose_bytes(run: Run) -> None:
     run[4]["agent_action"]["artifacts"][0]["metadata"]["lost_bytes"] = 4096
 
 
-def _check(**changes: Any) -> Change:
+def _change_check(**changes: Any) -> Change:
     def change(run: Run) -> None:
         run[7]["evaluation"]["quality"]["checks"][0].update(changes)
 
     return change
 
 
-def _unfounded(run: Run) -> None:
+def _remove_violations(run: Run) -> None:
     run[7]["evaluation"]["alignment"] = {"status": "warn", "score": 1, "violations": []}
 
 
-def _finished(part: str) -> Change:
-    """The last event has another status than the evaluation had, and says so."""
+def _change_last_status(part: str) -> Change:
+    """The last event has another status than the evaluation had, and states it."""
 
     def change(run: Run) -> None:
         run[8]["evaluation"][part] = {"status": "unknown", "score": None, "checks": []}
@@ -142,7 +144,7 @@ def _finished(part: str) -> Change:
     return change
 
 
-def _told(number: int) -> Change:
+def _contradict_status(number: int) -> Change:
     def change(run: Run) -> None:
         action = run[number - 1]["agent_action"]
         action["action_summary"] = action["action_summary"].replace("policy pass", "policy=fail")
@@ -150,7 +152,7 @@ def _told(number: int) -> Change:
     return change
 
 
-def _spelled(old: bytes, new: bytes) -> Change:
+def _respell(old: bytes, new: bytes) -> Change:
     return _each_line(lambda good: [*good[:4], good[4].replace(old, new, 1), *good[5:]])
 
 
@@ -173,171 +175,177 @@ CASES: list[tuple[str, Change]] = [
     ("line.json_object", _each_line(lambda good: [*good, TornLine(good[3][:200])])),
     ("line.decision_event", _each_line(lambda good: [*good, PLAIN])),
     ("line.decision_event", _each_line(lambda good: [b"{}", *good])),
-    ("timestamp.order", put("timestamp", "2026-03-04T05:06:03.999999Z")),
-    ("timestamp.order", put("timestamp", "2026-03-04T05:06:07.123457Z", 6)),
+    ("timestamp.order", put_value("timestamp", "2026-03-04T05:06:03.999999Z")),
+    ("timestamp.order", put_value("timestamp", "2026-03-04T05:06:07.123457Z", 6)),
     ("run.one", lambda run: encoded([*run, *good_run(7)])),
     ("run.incomplete", lambda run: encoded(run[:6])),
     ("run.incomplete", lambda run: []),
     ("run.incomplete", lambda run: [*encoded(run[:3]), TornLine(GOOD[3][:700])]),
     ("run.incomplete", lambda run: [TornLine(GOOD[0][:70])]),
-    ("run.incomplete", _lost),
-    ("run.incomplete", put(f"{_ARTIFACT}.metadata.lost_bytes", 7.0)),
-    ("run.missing", _without(8)),
-    ("run.twice", _again),
-    ("run.order", _moved),
-    ("run.order", _after_the_end),
-    ("event.name", put("event_type", "agent_thought")),
-    ("event.name", put("event_type", 5)),
-    ("event.name", lambda run: encoded([*published(run)[:4], _nameless(run[4]), *run[5:]])),
-    ("event.names_agree", put("agent_action.action_summary", "[run_started] logs are there")),
-    ("schema_version", put("schema_version", 0.2)),
-    ("schema_version", drop("schema_version")),
-    ("event_id", put("event_id", 5)),
-    ("event_id.unique", put("event_id", event(4)["event_id"])),
-    ("timestamp", put("timestamp", 1772600765)),
-    ("timestamp.rfc3339", put("timestamp", "2026-03-04 05:06:05")),
-    ("timestamp.rfc3339", put("timestamp", "2026-03-04T06:06:05+01:00")),
-    ("timestamp", put("timestamp", "Wed Mar  4 05:06:05 2026")),
-    ("timestamp", put("timestamp", "yesterday")),
-    ("timestamp", put("timestamp", "2026-02-30T05:06:05Z")),
-    ("timestamp", put("timestamp", "2026-03-04T25:06:05Z")),
-    ("trace_id", put("trace_id", 5)),
-    ("trace_id.constant", put("trace_id", "other")),
-    ("span_id", put("span_id", [])),
-    ("span_id", put("span_id", 5, 4)),
-    ("span_id.unique", put("span_id", event(4)["span_id"], 8)),
-    ("parent_span_id", drop("parent_span_id")),
-    ("parent_span_id", put("parent_span_id", 5)),
-    ("parent_span_id.earlier", put("parent_span_id", event(6)["span_id"])),
-    ("parent_span_id.earlier", put("parent_span_id", event(5)["span_id"])),
-    ("parent_span_id.earlier", put("parent_span_id", "before all", 1)),
-    ("parent_span_id.root", put("parent_span_id", None)),
-    ("observability_mode", put("observability_mode", "white_box")),
-    ("observability_mode", drop("observability_mode")),
-    ("session", put("session", "run")),
-    ("session", drop("session")),
-    ("request", put("request", [])),
-    ("prompt_provenance", put("prompt_provenance", 1)),
-    ("model_output", drop("model_output")),
-    ("agent_action", drop("agent_action", 8)),
-    ("evaluation", put("evaluation", True)),
-    ("session.session_id", put("session.session_id", 5)),
-    ("session.run_id", put("session.run_id", 5)),
-    ("session.run_id", put("session.run_id", 5, 1)),
-    ("session.run_id", drop("session.run_id")),
-    ("run.constant", put("schema_version", "0.3")),
-    ("run.constant", put("session.session_id", "other", 7)),
-    ("run.constant", put("session.agent_version", "2.1.327", 9)),
-    ("run.constant", put("session.environment", "prod", 2)),
-    ("run.constant", put("prompt_provenance.capture_mode", "hashed")),
-    ("run.evaluation", _finished("policy")),
-    ("run.evaluation", _finished("quality")),
-    ("evaluation.told", _told(8)),
-    ("evaluation.told", _told(9)),
-    ("evaluation.contradiction", put("evaluation.policy.checks.0.status", "fail", 8)),
-    ("evaluation.contradiction", put("evaluation.policy.checks.1", _FAILED, 8)),
-    ("evaluation.contradiction", put("evaluation.quality.violations", [_WARNED], 8)),
-    ("evaluation.contradiction", put(f"{_VIOLATION}.severity", "fail", 8)),
-    ("prompt.visible", put("prompt_provenance.system_prompt", "You are")),
-    ("prompt.visible", put("prompt_provenance.parameters.prompt_visible", True)),
-    ("prompt.visible", put("systemPrompt", ["You", "are"])),
-    ("prompt.visible", put("model_output.output_structured", {"a": [{"PROMPT": {"b": 1}}]})),
-    ("prompt.visible", put(f"{_ARTIFACT}.metadata.prompts", "seen")),
-    ("line.duplicate_key", _spelled(b'"trace_id":', b'"trace_id":"x","trace_id":')),
-    ("line.duplicate_key", _spelled(b'"status":', b'"status":"pass","status":')),
-    ("line.duplicate_key", _spelled(b'"context":{', b'"context":{"a":1,"a":1,')),
-    ("line.duplicate_key", _spelled(b'"metadata":{', b'"metadata":{"a":{"b":1,"b":1},')),
-    ("line.duplicate_key", _spelled(b'"session":{', b'"session":{"run_i\\u0064":"x",')),
-    ("session.agent_version", put("session.agent_version", 2.1)),
-    ("session.environment", put("session.environment", "laptop")),
-    ("session.environment", drop("session.environment")),
-    ("request.request_id", put("request.request_id", 5)),
-    ("request.user_request_raw", put("request.user_request_raw", ["add", "tests"])),
-    ("request.constraints", put("request.constraints", {})),
-    ("request.constraints", put("request.constraints", ["output.json_only"])),
-    ("request.context", put("request.context", "python")),
-    ("constraint.id", put(f"{_CONSTRAINT}.id", 5, 2)),
-    ("constraint.type", put(f"{_CONSTRAINT}.type", "taste", 2)),
-    ("constraint.rule", drop(f"{_CONSTRAINT}.rule", 2)),
-    ("constraint.canonical", put(f"{_CONSTRAINT}.type", "style", 2)),
-    ("prompt_provenance.provider", put("prompt_provenance.provider", 5)),
-    ("prompt_provenance.model", drop("prompt_provenance.model")),
-    ("prompt_provenance.capture_mode", put("prompt_provenance.capture_mode", "partial")),
-    ("prompt_provenance.prompt_bundle", put("prompt_provenance.prompt_bundle", {})),
-    ("prompt_provenance.prompt_bundle_hash", put("prompt_provenance.prompt_bundle_hash", "ab")),
-    ("prompt_provenance.parameters", put("prompt_provenance.parameters", [])),
-    ("prompt_provenance.parameters", put("prompt_provenance.parameters.top_p", "unknown")),
-    ("model_output.completion_id", put("model_output.completion_id", 5)),
-    ("model_output.completion_id.null", put("model_output.completion_id", "msg_01")),
-    ("model_output.output_raw", put("model_output.output_raw", {})),
-    ("model_output.output_raw", put("model_output.output_raw", "It is done.")),
-    ("model_output.output_structured", put("model_output.output_structured", "{}")),
-    ("model_output.tool_calls", put("model_output.tool_calls", [{"name": "Bash"}])),
-    ("model_output.usage", put("model_output.usage", 5)),
-    ("model_output.usage", put("model_output.usage.latency_ms", True)),
-    ("agent_action.action_type", put("agent_action.action_type", "think")),
-    ("agent_action.action_summary", put("agent_action.action_summary", 5)),
-    ("agent_action.artifacts", put("agent_action.artifacts", "none", 8)),
-    ("agent_action.artifacts", put("agent_action.artifacts", [[]], 8)),
-    ("agent_action.tool_results", put("agent_action.tool_results", [1])),
-    ("artifact.type", put(f"{_ARTIFACT}.type", 5, 3)),
-    ("artifact.id", put(f"{_ARTIFACT}.id", 5, 3)),
-    ("artifact.summary", drop(f"{_ARTIFACT}.summary")),
-    ("artifact.content_ref", put(f"{_ARTIFACT}.content_ref", 5)),
-    ("artifact.hash", put(f"{_ARTIFACT}.hash", 5)),
-    ("artifact.metadata", put(f"{_ARTIFACT}.metadata", [])),
-    ("run.stdout_log", drop("agent_action.artifacts.0")),
-    ("run.stdout_log", put("agent_action.artifacts.0", artifact("stdout_log", "out.txt"))),
-    ("run.stderr_log", drop("agent_action.artifacts.1")),
-    ("run.diff", drop("agent_action.artifacts.0", 6)),
-    ("run.command_log", drop("agent_action.artifacts.0", 7)),
-    ("evaluation.alignment", drop("evaluation.alignment")),
-    ("evaluation.quality", put("evaluation.quality", [])),
-    ("evaluation.policy", put("evaluation.policy", "pass")),
-    ("evaluation.status", put("evaluation.policy.status", "good")),
-    ("evaluation.status", drop("evaluation.alignment.status")),
-    ("evaluation.score", drop("evaluation.alignment.score")),
-    ("evaluation.score", put("evaluation.quality.score", "high")),
-    ("evaluation.violations", drop("evaluation.alignment.violations")),
-    ("evaluation.violations", put("evaluation.policy.violations", [5])),
-    ("evaluation.checks", drop("evaluation.policy.checks")),
-    ("evaluation.checks", put("evaluation.alignment.checks", {})),
-    ("violation.id", drop(f"{_VIOLATION}.id", 8)),
-    ("violation.severity", put(f"{_VIOLATION}.severity", "pass", 8)),
-    ("violation.message", put(f"{_VIOLATION}.message", 5, 8)),
-    ("violation.evidence", put(f"{_VIOLATION}.evidence", 5, 8)),
-    ("check.id", _check(id=5)),
-    ("check.status", _check(status="skipped")),
-    ("check.evidence", _check(evidence=[])),
-    ("unknown.null", put("session.agent_version", None)),
-    ("unknown.null", put("model_output.tool_calls", None)),
-    ("unknown.null", put("prompt_provenance.prompt_bundle_hash", None)),
-    ("unknown.null", put("event_type", None)),
-    ("unknown.empty", put("session.agent_version", "")),
-    ("unknown.empty", put("session.agent_id", "")),
+    ("run.incomplete", _lose_bytes),
+    ("run.incomplete", put_value(f"{_ARTIFACT}.metadata.lost_bytes", 7.0)),
+    ("run.missing", _remove_event(8)),
+    ("run.twice", _repeat_seventh),
+    ("run.order", _swap_last_two),
+    ("run.order", _append_event),
+    ("event.name", put_value("event_type", "agent_thought")),
+    ("event.name", put_value("event_type", 5)),
+    ("event.name", lambda run: encoded([*published(run)[:4], _remove_name(run[4]), *run[5:]])),
+    ("event.names_agree", put_value("agent_action.action_summary", "[run_started] logs are there")),
+    ("schema_version", put_value("schema_version", 0.2)),
+    ("schema_version", drop_value("schema_version")),
+    ("event_id", put_value("event_id", 5)),
+    ("event_id.unique", put_value("event_id", event(4)["event_id"])),
+    ("timestamp", put_value("timestamp", 1772600765)),
+    ("timestamp.rfc3339", put_value("timestamp", "2026-03-04 05:06:05")),
+    ("timestamp.rfc3339", put_value("timestamp", "2026-03-04T06:06:05+01:00")),
+    ("timestamp", put_value("timestamp", "Wed Mar  4 05:06:05 2026")),
+    ("timestamp", put_value("timestamp", "yesterday")),
+    ("timestamp", put_value("timestamp", "2026-02-30T05:06:05Z")),
+    ("timestamp", put_value("timestamp", "2026-03-04T25:06:05Z")),
+    ("trace_id", put_value("trace_id", 5)),
+    ("trace_id.constant", put_value("trace_id", "other")),
+    ("span_id", put_value("span_id", [])),
+    ("span_id", put_value("span_id", 5, 4)),
+    ("span_id.unique", put_value("span_id", event(4)["span_id"], 8)),
+    ("parent_span_id", drop_value("parent_span_id")),
+    ("parent_span_id", put_value("parent_span_id", 5)),
+    ("parent_span_id.earlier", put_value("parent_span_id", event(6)["span_id"])),
+    ("parent_span_id.earlier", put_value("parent_span_id", event(5)["span_id"])),
+    ("parent_span_id.earlier", put_value("parent_span_id", "before all", 1)),
+    ("parent_span_id.root", put_value("parent_span_id", None)),
+    ("observability_mode", put_value("observability_mode", "white_box")),
+    ("observability_mode", drop_value("observability_mode")),
+    ("session", put_value("session", "run")),
+    ("session", drop_value("session")),
+    ("request", put_value("request", [])),
+    ("prompt_provenance", put_value("prompt_provenance", 1)),
+    ("model_output", drop_value("model_output")),
+    ("agent_action", drop_value("agent_action", 8)),
+    ("evaluation", put_value("evaluation", True)),
+    ("session.session_id", put_value("session.session_id", 5)),
+    ("session.run_id", put_value("session.run_id", 5)),
+    ("session.run_id", put_value("session.run_id", 5, 1)),
+    ("session.run_id", drop_value("session.run_id")),
+    ("run.constant", put_value("schema_version", "0.3")),
+    ("run.constant", put_value("session.session_id", "other", 7)),
+    ("run.constant", put_value("session.agent_version", "2.1.327", 9)),
+    ("run.constant", put_value("session.environment", "prod", 2)),
+    ("run.constant", put_value("prompt_provenance.capture_mode", "hashed")),
+    ("run.evaluation", _change_last_status("policy")),
+    ("run.evaluation", _change_last_status("quality")),
+    ("evaluation.told", _contradict_status(8)),
+    ("evaluation.told", _contradict_status(9)),
+    ("evaluation.contradiction", put_value("evaluation.policy.checks.0.status", "fail", 8)),
+    ("evaluation.contradiction", put_value("evaluation.policy.checks.1", _FAILED, 8)),
+    ("evaluation.contradiction", put_value("evaluation.quality.violations", [_WARNED], 8)),
+    ("evaluation.contradiction", put_value(f"{_VIOLATION}.severity", "fail", 8)),
+    ("prompt.visible", put_value("prompt_provenance.system_prompt", "You are")),
+    ("prompt.visible", put_value("prompt_provenance.parameters.prompt_visible", True)),
+    ("prompt.visible", put_value("systemPrompt", ["You", "are"])),
+    ("prompt.visible", put_value("model_output.output_structured", {"a": [{"PROMPT": {"b": 1}}]})),
+    ("prompt.visible", put_value(f"{_ARTIFACT}.metadata.prompts", "seen")),
+    ("line.duplicate_key", _respell(b'"trace_id":', b'"trace_id":"x","trace_id":')),
+    ("line.duplicate_key", _respell(b'"status":', b'"status":"pass","status":')),
+    ("line.duplicate_key", _respell(b'"context":{', b'"context":{"a":1,"a":1,')),
+    ("line.duplicate_key", _respell(b'"metadata":{', b'"metadata":{"a":{"b":1,"b":1},')),
+    ("line.duplicate_key", _respell(b'"session":{', b'"session":{"run_i\\u0064":"x",')),
+    ("session.agent_version", put_value("session.agent_version", 2.1)),
+    ("session.environment", put_value("session.environment", "laptop")),
+    ("session.environment", drop_value("session.environment")),
+    ("request.request_id", put_value("request.request_id", 5)),
+    ("request.user_request_raw", put_value("request.user_request_raw", ["add", "tests"])),
+    ("request.constraints", put_value("request.constraints", {})),
+    ("request.constraints", put_value("request.constraints", ["output.json_only"])),
+    ("request.context", put_value("request.context", "python")),
+    ("constraint.id", put_value(f"{_CONSTRAINT}.id", 5, 2)),
+    ("constraint.type", put_value(f"{_CONSTRAINT}.type", "taste", 2)),
+    ("constraint.rule", drop_value(f"{_CONSTRAINT}.rule", 2)),
+    ("constraint.canonical", put_value(f"{_CONSTRAINT}.type", "style", 2)),
+    ("prompt_provenance.provider", put_value("prompt_provenance.provider", 5)),
+    ("prompt_provenance.model", drop_value("prompt_provenance.model")),
+    ("prompt_provenance.capture_mode", put_value("prompt_provenance.capture_mode", "partial")),
+    ("prompt_provenance.prompt_bundle", put_value("prompt_provenance.prompt_bundle", {})),
+    (
+        "prompt_provenance.prompt_bundle_hash",
+        put_value("prompt_provenance.prompt_bundle_hash", "ab"),
+    ),
+    ("prompt_provenance.parameters", put_value("prompt_provenance.parameters", [])),
+    ("prompt_provenance.parameters", put_value("prompt_provenance.parameters.top_p", "unknown")),
+    ("model_output.completion_id", put_value("model_output.completion_id", 5)),
+    ("model_output.completion_id.null", put_value("model_output.completion_id", "msg_01")),
+    ("model_output.output_raw", put_value("model_output.output_raw", {})),
+    ("model_output.output_raw", put_value("model_output.output_raw", "It is done.")),
+    ("model_output.output_structured", put_value("model_output.output_structured", "{}")),
+    ("model_output.tool_calls", put_value("model_output.tool_calls", [{"name": "Bash"}])),
+    ("model_output.usage", put_value("model_output.usage", 5)),
+    ("model_output.usage", put_value("model_output.usage.latency_ms", True)),
+    ("agent_action.action_type", put_value("agent_action.action_type", "think")),
+    ("agent_action.action_summary", put_value("agent_action.action_summary", 5)),
+    ("agent_action.artifacts", put_value("agent_action.artifacts", "none", 8)),
+    ("agent_action.artifacts", put_value("agent_action.artifacts", [[]], 8)),
+    ("agent_action.tool_results", put_value("agent_action.tool_results", [1])),
+    ("artifact.type", put_value(f"{_ARTIFACT}.type", 5, 3)),
+    ("artifact.id", put_value(f"{_ARTIFACT}.id", 5, 3)),
+    ("artifact.summary", drop_value(f"{_ARTIFACT}.summary")),
+    ("artifact.content_ref", put_value(f"{_ARTIFACT}.content_ref", 5)),
+    ("artifact.hash", put_value(f"{_ARTIFACT}.hash", 5)),
+    ("artifact.metadata", put_value(f"{_ARTIFACT}.metadata", [])),
+    ("run.stdout_log", drop_value("agent_action.artifacts.0")),
+    ("run.stdout_log", put_value("agent_action.artifacts.0", artifact("stdout_log", "out.txt"))),
+    ("run.stderr_log", drop_value("agent_action.artifacts.1")),
+    ("run.diff", drop_value("agent_action.artifacts.0", 6)),
+    ("run.command_log", drop_value("agent_action.artifacts.0", 7)),
+    ("evaluation.alignment", drop_value("evaluation.alignment")),
+    ("evaluation.quality", put_value("evaluation.quality", [])),
+    ("evaluation.policy", put_value("evaluation.policy", "pass")),
+    ("evaluation.status", put_value("evaluation.policy.status", "good")),
+    ("evaluation.status", drop_value("evaluation.alignment.status")),
+    ("evaluation.score", drop_value("evaluation.alignment.score")),
+    ("evaluation.score", put_value("evaluation.quality.score", "high")),
+    ("evaluation.violations", drop_value("evaluation.alignment.violations")),
+    ("evaluation.violations", put_value("evaluation.policy.violations", [5])),
+    ("evaluation.checks", drop_value("evaluation.policy.checks")),
+    ("evaluation.checks", put_value("evaluation.alignment.checks", {})),
+    ("violation.id", drop_value(f"{_VIOLATION}.id", 8)),
+    ("violation.severity", put_value(f"{_VIOLATION}.severity", "pass", 8)),
+    ("violation.message", put_value(f"{_VIOLATION}.message", 5, 8)),
+    ("violation.evidence", put_value(f"{_VIOLATION}.evidence", 5, 8)),
+    ("check.id", _change_check(id=5)),
+    ("check.status", _change_check(status="skipped")),
+    ("check.evidence", _change_check(evidence=[])),
+    ("unknown.null", put_value("session.agent_version", None)),
+    ("unknown.null", put_value("model_output.tool_calls", None)),
+    ("unknown.null", put_value("prompt_provenance.prompt_bundle_hash", None)),
+    ("unknown.null", put_value("event_type", None)),
+    ("unknown.empty", put_value("session.agent_version", "")),
+    ("unknown.empty", put_value("session.agent_id", "")),
     (
         "action_summary.reasoning",
-        put("agent_action.action_summary", "[artifacts_captured] the agent then wanted more"),
+        put_value("agent_action.action_summary", "[artifacts_captured] the agent then wanted more"),
     ),
-    ("evaluation.outcome", _unfounded),
-    ("evaluation.outcome", put("evaluation.quality.checks", [], 8)),
-    ("evidence.given", _check(evidence="")),
-    ("evidence.given", put(f"{_VIOLATION}.evidence", "  ", 8)),
-    ("evidence.source", _check(evidence="there are different tests")),
-    ("evidence.source", put(f"{_VIOLATION}.evidence", "{'a': 1}", 8)),
-    ("evidence.bounded", _check(evidence="stdout: " + "x" * (MOST_EVIDENCE - 7))),
-    ("evidence.bounded", put("evaluation.policy.checks.1.evidence", "x" * (MOST_EVIDENCE + 1), 8)),
+    ("evaluation.outcome", _remove_violations),
+    ("evaluation.outcome", put_value("evaluation.quality.checks", [], 8)),
+    ("evidence.given", _change_check(evidence="")),
+    ("evidence.given", put_value(f"{_VIOLATION}.evidence", "  ", 8)),
+    ("evidence.source", _change_check(evidence="there are different tests")),
+    ("evidence.source", put_value(f"{_VIOLATION}.evidence", "{'a': 1}", 8)),
+    ("evidence.bounded", _change_check(evidence="stdout: " + "x" * (MOST_EVIDENCE - 7))),
+    (
+        "evidence.bounded",
+        put_value("evaluation.policy.checks.1.evidence", "x" * (MOST_EVIDENCE + 1), 8),
+    ),
 ]
 BROKEN_HERE = {rule for rule, _ in CASES} | {"line.length", "session.agent_id"}
 
 
-def _lines(change: Change) -> list[bytes]:
+def _change_run(change: Change) -> list[bytes]:
     run = good_run()
     items = change(run)
     return encoded(run) if items is None else items
 
 
-def _nameless(one: Event) -> Event:
+def _remove_name(one: Event) -> Event:
     action = {**one["agent_action"], "action_summary": "the logs are there"}
     return {**{k: v for k, v in one.items() if k != "event_type"}, "agent_action": action}
 
@@ -346,33 +354,33 @@ def _nameless(one: Event) -> Event:
 def test_a_rule_that_alone_is_broken_is_found_alone(rule: str, change: Change) -> None:
     run = good_run()
     items = change(run)
-    (finding,) = found(encoded(run) if items is None else items)
+    (finding,) = find_findings(encoded(run) if items is None else items)
     assert (finding.rule, finding.severity) == (rule, RULES[rule].severity)
     assert finding.message
     assert finding.source == ("empty" if items == [] else "events.jsonl")
 
 
 def test_a_good_run_has_no_finding() -> None:
-    assert judged(GOOD) == (GOOD, [])
-    assert judged(GOOD, is_alone=False) == (GOOD, [])
+    assert check_lines(GOOD) == (GOOD, [])
+    assert check_lines(GOOD, is_alone=False) == (GOOD, [])
     other = good_run()
-    put("event_type", "commands_observation_unavailable", 7)(other)
+    put_value("event_type", "commands_observation_unavailable", 7)(other)
     text = "[commands_observation_unavailable] wrappers disabled"
-    put("agent_action.action_summary", text, 7)(other)
-    drop("agent_action.artifacts.0", 7)(other)
-    assert rules(encoded(other)) == []
+    put_value("agent_action.action_summary", text, 7)(other)
+    drop_value("agent_action.artifacts.0", 7)(other)
+    assert find_rules(encoded(other)) == []
 
 
 def test_the_published_form_has_no_finding() -> None:
     run = published(good_run())
     assert all("event_type" not in one and one["schema_version"] == "0.2" for one in run)
-    assert judged(encoded(run)) == (encoded(run), [])
+    assert check_lines(encoded(run)) == (encoded(run), [])
 
 
-def test_a_finding_says_where() -> None:
+def test_a_finding_has_its_place() -> None:
     run = good_run()
-    put("session.environment", "laptop")(run)
-    (finding,) = found(encoded(run))
+    put_value("session.environment", "laptop")(run)
+    (finding,) = find_findings(encoded(run))
     assert finding == Finding(
         rule="session.environment",
         severity="error",
@@ -387,10 +395,10 @@ def test_a_finding_says_where() -> None:
 def test_an_event_that_breaks_many_rules_passes_with_all_of_them() -> None:
     run = good_run()
     for path in ("trace_id", "request", "evaluation.policy.checks"):
-        drop(path)(run)
+        drop_value(path)(run)
     items = encoded(run)
-    said, control = judged(items)
-    assert said == items
+    out, control = check_lines(items)
+    assert out == items
     paths = [one.path for one in control if isinstance(one, Finding)]
     assert paths == ["$.trace_id", "$.request", "$.evaluation.policy.checks"]
 
@@ -399,21 +407,21 @@ def test_profile_agents_takes_any_agent() -> None:
     run = good_run()
     for one in run:
         one["session"]["agent_id"] = "codex"
-    poc = found(encoded(run))
+    poc = find_findings(encoded(run))
     assert [finding.rule for finding in poc] == ["session.agent_id"] * 9
     assert "--profile agents" in poc[0].message
-    assert rules(encoded(run), "agents") == []
-    put("session.agent_id", "")(run)
-    put("session.environment", "x", 6)(run)
-    assert rules(encoded(run), "agents") == ["unknown.empty", "session.environment"]
+    assert find_rules(encoded(run), "agents") == []
+    put_value("session.agent_id", "")(run)
+    put_value("session.environment", "x", 6)(run)
+    assert find_rules(encoded(run), "agents") == ["unknown.empty", "session.environment"]
 
 
 def test_an_overlong_line_has_a_rule_of_its_own() -> None:
     splitter = LineSplitter("events.jsonl", limit=3000)
     batch = splitter.feed(b"\n".join([*GOOD[:4], b"x" * 9000, *GOOD[4:], b""]))
     assert batch is not None
-    said, (finding, reject) = run_transformer(Invariants(is_alone=True), [batch])
-    assert said == GOOD
+    out, (finding, reject) = run_transformer(Invariants(is_alone=True), [batch])
+    assert out == GOOD
     assert isinstance(finding, Finding)
     assert isinstance(reject, Reject)
     assert (finding.rule, finding.line, reject.line) == ("line.length", 5, 5)
@@ -424,9 +432,9 @@ def test_every_prefix_is_one_finding(is_alone: bool) -> None:
     """However many bytes of a run there are: it is incomplete, and nothing else is wrong."""
     for size in (*range(1, len(DATA) - 1, 97), len(DATA) - 2):
         transformer = Invariants(is_alone=is_alone, source="empty")
-        said, control = run_transformer(transformer, split(DATA[:size], [size // 2]))
+        out, control = run_transformer(transformer, split_lines(DATA[:size], [size // 2]))
         findings = [one for one in control if isinstance(one, Finding)]
-        if not is_alone and not said:  # a torn line of anything
+        if not is_alone and not out:  # a torn line of anything
             assert [one.rule for one in findings] == ["line.json_object"]
             continue
         (finding,) = findings
@@ -434,21 +442,21 @@ def test_every_prefix_is_one_finding(is_alone: bool) -> None:
         rejected = [one for one in control if isinstance(one, Reject)]
         assert len(rejected) == transformer.counts.rejected <= 1
         assert ("torn" in finding.message) == bool(rejected)
-        assert NAMES[len(said)] in finding.message
+        assert NAMES[len(out)] in finding.message
 
 
 def test_a_last_line_without_newline_is_whole() -> None:
-    assert run_transformer(Invariants(is_alone=True), split(DATA[:-1], [])) == (GOOD, [])
+    assert run_transformer(Invariants(is_alone=True), split_lines(DATA[:-1], [])) == (GOOD, [])
 
 
-def test_runs_in_one_pipe_are_judged_for_themselves() -> None:
+def test_runs_in_one_pipe_are_checked_for_themselves() -> None:
     one, other = encoded(good_run(1)), encoded(good_run(2))
     mixed = [line for pair in zip(one, other, strict=True) for line in pair]
-    assert rules(mixed, is_alone=False) == []
-    assert rules([*one, *other], is_alone=False) == []
-    (finding,) = found([*one[:4], *other, b"  "], is_alone=False)
+    assert find_rules(mixed, is_alone=False) == []
+    assert find_rules([*one, *other], is_alone=False) == []
+    (finding,) = find_findings([*one[:4], *other, b"  "], is_alone=False)
     assert (finding.rule, finding.line) == ("run.incomplete", 4)
-    again = found([*one, *one], is_alone=False)
+    again = find_findings([*one, *one], is_alone=False)
     assert {finding.rule for finding in again} == {"event_id.unique", "run.order"}
 
 
@@ -467,11 +475,11 @@ def test_runs_in_one_pipe_are_judged_for_themselves() -> None:
 def test_lines_of_other_contracts_pass_unchecked(foreign: bytes) -> None:
     assert not is_event(json.loads(foreign))
     items = [foreign, *GOOD, foreign]
-    assert judged(items, is_alone=False) == (items, [])
+    assert check_lines(items, is_alone=False) == (items, [])
 
 
 def test_a_broken_event_is_still_taken_for_one() -> None:
-    """Two of the fields that tell an event may be gone; with three gone it is any object."""
+    """Two of the fields that identify an event may be gone; with three gone it is any object."""
     fields = ("observability_mode", "event_type", "schema_version", "trace_id", "span_id")
     for lost in combinations(fields, 2):
         one = event(4)
@@ -487,20 +495,20 @@ def test_a_broken_event_is_still_taken_for_one() -> None:
 def test_control_records_in_memory_pass() -> None:
     finding = Finding(rule="r", severity="error", message="m")
     transformer = Invariants(is_alone=True)
-    said, control = run_transformer(transformer, [[finding, *GOOD]])
-    assert (said, control, transformer.findings) == (GOOD, [finding], 0)
+    out, control = run_transformer(transformer, [[finding, *GOOD]])
+    assert (out, control, transformer.findings) == (GOOD, [finding], 0)
 
 
-def test_how_much_of_what_was_lost_is_said() -> None:
+def test_how_much_was_lost_is_reported() -> None:
     run = good_run()
-    _lost(run)
-    (finding,) = found(encoded(run))
+    _lose_bytes(run)
+    (finding,) = find_findings(encoded(run))
     assert "4096 bytes of artifacts/claude_stdout.txt" in finding.message
 
 
 # ------------------------------------------------------------------- properties
 
-_BROKEN = [line for _, change in CASES[24::7] for line in _lines(change)[4:6]]
+_BROKEN = [line for _, change in CASES[24::7] for line in _change_run(change)[4:6]]
 POOL = [*GOOD, *encoded(good_run(3))[:4], *_BROKEN, PLAIN, b"junk", b"", b" ", b'{"a":"\xff"}']
 
 
@@ -526,9 +534,10 @@ def test_check_does_not_depend_on_batches(
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, len(DATA)), max_size=9), st.integers(0, len(DATA)))
 def test_places_do_not_depend_on_reads(cuts: list[int], end: int) -> None:
-    whole = run_transformer(Invariants(is_alone=True, source="empty"), split(DATA[:end], []))
+    whole = run_transformer(Invariants(is_alone=True, source="empty"), split_lines(DATA[:end], []))
     assert (
-        run_transformer(Invariants(is_alone=True, source="empty"), split(DATA[:end], cuts)) == whole
+        run_transformer(Invariants(is_alone=True, source="empty"), split_lines(DATA[:end], cuts))
+        == whole
     )
 
 

@@ -20,17 +20,17 @@ DESCRIPTOR = find_descriptor(None)
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202e\x00\x7f"
 
 
-def heard(*items: bytes, **options: bool) -> tuple[str, list[Control]]:
+def listen_to(*items: bytes, **options: bool) -> tuple[str, list[Control]]:
     out, control = run_transformer(Listen(DESCRIPTOR, **options), [lines(*items)])
     return b"\n".join(out).decode(), control
 
 
-def obeyed(text: str) -> str:
+def find_control_characters(text: str) -> str:
     """The characters that a terminal would act on, other than line ends."""
     return "".join(c for c in text if c != "\n" and not c.isprintable())
 
 
-def test_a_record_is_told_in_lines() -> None:
+def test_a_record_is_shown_in_lines() -> None:
     value = record(
         payload={
             "stderr_snippet": "one\ntwo\nthree\nfour",
@@ -38,22 +38,22 @@ def test_a_record_is_told_in_lines() -> None:
         },
         result={"message": "no way"},
     )
-    text, _ = heard(line(value))
-    told = text.splitlines()
-    assert told[0] == "denied   fs_outside_workspace (baseline)  write /var/tmp/x"
-    assert told[1] == (
+    text, _ = listen_to(line(value))
+    shown = text.splitlines()
+    assert shown[0] == "denied   fs_outside_workspace (baseline)  write /var/tmp/x"
+    assert shown[1] == (
         "         cap_fs_write_outside_workspace (filesystem, os_sandbox)  EACCES  no way"
     )
-    assert told[2:5] == ["         | one", "         | two", "         | three"]
-    assert told[5:7] == ["         | …", "         | " + "x" * 80 + "…" + "y" * 79]
-    assert told[-1] == "1 record of 1 probe; modes: baseline 1"
+    assert shown[2:5] == ["         | one", "         | two", "         | three"]
+    assert shown[5:7] == ["         | …", "         | " + "x" * 80 + "…" + "y" * 79]
+    assert shown[-1] == "1 record of 1 probe; modes: baseline 1"
 
 
 def test_a_success_has_no_snippets() -> None:
     value = record(
         result={"observed_result": "success", "errno": None}, payload={"stderr_snippet": "noise"}
     )
-    assert "noise" not in heard(line(value))[0]
+    assert "noise" not in listen_to(line(value))[0]
 
 
 def test_the_numbers() -> None:
@@ -72,7 +72,7 @@ def test_the_numbers() -> None:
         b'{"schema":"other"}',
         b"{}",
     ]
-    text, control = heard(*items, as_json=True)
+    text, control = listen_to(*items, as_json=True)
     assert json.loads(text) == {
         "records": 3,
         "probes": 2,
@@ -84,7 +84,7 @@ def test_the_numbers() -> None:
         "rejected": 1,
     }
     assert len(control) == 1
-    text, _ = heard(*items)
+    text, _ = listen_to(*items)
     assert text.splitlines()[-1] == (
         "3 records of 2 probes; modes: baseline 3; 1 (none) not shown; 1 other not shown"
         "; 1 bad line"
@@ -99,15 +99,15 @@ def test_the_numbers() -> None:
 
 
 def test_nothing_is_something_to_say() -> None:
-    assert heard() == ("0 records of 0 probes", [])
+    assert listen_to() == ("0 records of 0 probes", [])
 
 
-def test_the_published_records_are_told() -> None:
+def test_the_published_records_are_shown() -> None:
     items = (DATA / "fencerunner" / "history55-records.ndjson").read_bytes().splitlines()
-    text, control = heard(*items)
+    text, control = listen_to(*items)
     assert control == []
     assert "55 records of 55 probes" in text
-    assert obeyed(text) == ""
+    assert find_control_characters(text) == ""
 
 
 def test_escapes_do_not_reach_the_terminal() -> None:
@@ -118,22 +118,22 @@ def test_escapes_do_not_reach_the_terminal() -> None:
         payload={"stderr_snippet": ESCAPES, "stdout_snippet": f"{ESCAPES}\n{ESCAPES}"},
         capability_context={"primary": {"id": ESCAPES, "category": ESCAPES, "layer": ESCAPES}},
     )
-    text, _ = heard(line(value))
-    assert obeyed(text) == ""
+    text, _ = listen_to(line(value))
+    assert find_control_characters(text) == ""
     assert r"\x1b[2J" in text
-    coloured = heard(line(value), colour=True)[0]
-    assert obeyed(coloured.replace("\x1b[33m", "").replace("\x1b[0m", "")) == ""
+    coloured = listen_to(line(value), colour=True)[0]
+    assert find_control_characters(coloured.replace("\x1b[33m", "").replace("\x1b[0m", "")) == ""
 
 
 @given(st.dictionaries(st.sampled_from(["id", "version"]), st.text()), st.text(), st.text())
 def test_no_record_can_move_the_terminal(probe: dict[str, Any], message: str, out: str) -> None:
     value = record(probe=probe, result={"message": message}, payload={"stdout_snippet": out})
-    assert obeyed(heard(line(value))[0]) == ""
+    assert find_control_characters(listen_to(line(value))[0]) == ""
 
 
 def test_escapes_of_a_bad_line_do_not_reach_the_terminal() -> None:
     bad = json.dumps(record() | {"\x9b2J\u202e": 1}, ensure_ascii=False).encode()
-    _, (reject,) = heard(bad)
+    _, (reject,) = listen_to(bad)
     assert isinstance(reject, Reject)
     assert r"\x9b2J" in reject.reason
     for control in (
@@ -147,7 +147,7 @@ def test_escapes_of_a_bad_line_do_not_reach_the_terminal() -> None:
 def test_bad_lines_have_their_places() -> None:
     good = line(record())
     bad = line(record(run={"mode": "x"}))
-    _, (first, second, third) = heard(good, bad, b"", b"[]", TornLine(good[:-1]))
+    _, (first, second, third) = listen_to(good, bad, b"", b"[]", TornLine(good[:-1]))
     assert isinstance(first, Reject)
     assert isinstance(second, Reject)
     assert isinstance(third, Reject)
@@ -195,13 +195,17 @@ def test_memory_does_not_grow_with_what_records_say(monkeypatch: Any) -> None:
     monkeypatch.setattr(listen, "MOST_CATEGORIES", 2)
     monkeypatch.setattr(listen, "MOST_PROBES", 2)
 
-    def named(name: str) -> bytes:
+    def record_named(name: str) -> bytes:
         context = {"primary": {"id": "x", "category": name, "layer": "l"}}
         return line(record(probe={"id": name}, capability_context=context))
 
     transformer = Listen(DESCRIPTOR)
     run_transformer(
-        transformer, [lines(named("a"), named("b")), lines(named("c"), named("d"), named("a"))]
+        transformer,
+        [
+            lines(record_named("a"), record_named("b")),
+            lines(record_named("c"), record_named("d"), record_named("a")),
+        ],
     )
     assert {name: counts["denied"] for name, counts in transformer.categories.items()} == {
         "a": 2,

@@ -64,13 +64,13 @@ decode_event = msgspec.json.Decoder(KernelEvent).decode
 decode_detail = msgspec.json.Decoder(KernelDetail).decode
 
 
-def layer(*events: RawEvent, transformer: Normalize | None = None) -> list[dict[str, Any]]:
+def kernel_lines(*events: RawEvent, transformer: Normalize | None = None) -> list[dict[str, Any]]:
     """The lines of the kernel layer that some events become."""
     out = run_batches(transformer or Normalize(), [events])
     return [json.loads(encode(item)) for item in out if isinstance(item, KernelEvent)]
 
 
-def details(*events: RawEvent) -> list[dict[str, Any]]:
+def detail_lines(*events: RawEvent) -> list[dict[str, Any]]:
     out = run_batches(Normalize(), [events])
     return [json.loads(encode(item)) for item in out if isinstance(item, KernelDetail)]
 
@@ -87,7 +87,7 @@ def feed(transformer: Normalize, items: Any, *, but: tuple[str, ...] = (TIMES,))
     return out
 
 
-def rule(event: RawEvent) -> str | None:
+def rule_of(event: RawEvent) -> str | None:
     """By which rule an event is left out."""
     transformer = Normalize()
     run_batches(transformer, [[event]])
@@ -154,7 +154,7 @@ EVIDENCE = (
     *("/srv/target/debug/notes.sorted", "/srv/target/debug/app", "/srv/target/libx.so"),
     *("/home/u/.rustup/toolchains/libx.so", "/srv/debug/libx.so", "/usr/share/localedef"),
 )
-#: whatever else an open says, these say that it is no read
+#: whatever else an open has, these show that it is no read
 WRITES = (
     *(O_WRONLY, O_RDWR, 3, O_CREAT, O_TRUNC, O_TMPFILE | O_RDWR, O_TMPFILE),
     *(O_WRONLY | O_CREAT | O_TRUNC, O_RDWR | O_CREAT | O_EXCL, O_PATH | O_WRONLY, 1 | O_APPEND),
@@ -163,45 +163,45 @@ WRITES = (
 
 def test_reads_of_runtimes_are_left_out() -> None:
     for path, name in NOISE.items():
-        assert rule(raw_open(path)) == name, path
-        assert rule(raw_open(path, O_PATH | O_CLOEXEC)) == name, path
+        assert rule_of(raw_open(path)) == name, path
+        assert rule_of(raw_open(path, O_PATH | O_CLOEXEC)) == name, path
         missed = None if name in ANYWHERE else name
-        assert rule(raw_error(path)) == missed, path
-        assert rule(raw_error(path, 20)) == missed, path
+        assert rule_of(raw_error(path)) == missed, path
+        assert rule_of(raw_error(path, 20)) == missed, path
 
 
 def test_other_reads_stay() -> None:
     for path in EVIDENCE:
-        assert rule(raw_open(path)) is None, path
-        assert rule(raw_error(path)) is None, path
+        assert rule_of(raw_open(path)) is None, path
+        assert rule_of(raw_error(path)) is None, path
 
 
 @pytest.mark.parametrize("flags", WRITES)
 def test_what_writes_never_hides(flags: int) -> None:
     for path in (*NOISE, "/dev/shm/x", "/usr/lib/x", "/srv/node_modules/x"):
-        assert rule(raw_open(path, flags)) is None, path
-        assert rule(raw_error(path, flags=flags)) is None, path
-        assert rule(raw_open(path, call="creat")) is None, path
+        assert rule_of(raw_open(path, flags)) is None, path
+        assert rule_of(raw_error(path, flags=flags)) is None, path
+        assert rule_of(raw_open(path, call="creat")) is None, path
 
 
 @pytest.mark.parametrize("number", [1, 5, 13, 24, 30, 40, 36])
 def test_what_was_refused_never_hides(number: int) -> None:
-    assert [path for path in NOISE if rule(raw_error(path, number)) is not None] == []
+    assert [path for path in NOISE if rule_of(raw_error(path, number)) is not None] == []
 
 
 @pytest.mark.parametrize("mark", ["unreachable", "walk_cut", "fault", "truncated"])
 def test_what_nobody_knows_for_sure_never_hides(mark: str) -> None:
     for path, name in NOISE.items():
-        assert rule(raw_open(path, marks=[mark])) is None, path
-        assert rule(raw_error(path, marks=[mark])) is None, path
-        assert rule(raw_open(path, marks=["compat"])) == name, path
+        assert rule_of(raw_open(path, marks=[mark])) is None, path
+        assert rule_of(raw_error(path, marks=[mark])) is None, path
+        assert rule_of(raw_open(path, marks=["compat"])) == name, path
 
 
 def test_without_a_true_path_or_a_result_nothing_hides() -> None:
     for path in NOISE:
-        assert rule(raw_open(path, resolved=None)) is None, path
-        assert rule(raw_open(path, ret=None)) is None, path
-        assert rule(raw_error(path, ret=None)) is None, path
+        assert rule_of(raw_open(path, resolved=None)) is None, path
+        assert rule_of(raw_open(path, ret=None)) is None, path
+        assert rule_of(raw_error(path, ret=None)) is None, path
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_without_a_true_path_or_a_result_nothing_hides() -> None:
     ],
 )
 def test_what_only_looks_like_noise_stays(path: str, true: str) -> None:
-    (line,) = layer(raw_open(path, resolved=true))
+    (line,) = kernel_lines(raw_open(path, resolved=true))
     assert line["value"] == true
-    (detail,) = details(raw_open(path, resolved=true))
+    (detail,) = detail_lines(raw_open(path, resolved=true))
     assert detail["path"] == path
 
 
@@ -241,8 +241,8 @@ def test_what_only_looks_like_noise_stays(path: str, true: str) -> None:
     ],
 )
 def test_a_failed_path_that_leads_elsewhere_stays(path: str) -> None:
-    assert rule(raw_error(path)) is None
-    assert rule(raw_error(path.lstrip("/"), base="/")) is None
+    assert rule_of(raw_error(path)) is None
+    assert rule_of(raw_error(path.lstrip("/"), base="/")) is None
 
 
 @pytest.mark.parametrize(
@@ -265,24 +265,24 @@ def test_a_failed_path_that_leads_elsewhere_stays(path: str) -> None:
         "",
     ],
 )
-def test_a_path_that_no_kernel_tells_never_hides(resolved: str) -> None:
-    assert rule(raw_open("/srv/x", resolved=resolved)) is None
+def test_a_path_that_no_kernel_reports_never_hides(resolved: str) -> None:
+    assert rule_of(raw_open("/srv/x", resolved=resolved)) is None
     if ".." in resolved or resolved.startswith(("/proc", "/dev")):
-        assert rule(raw_error("x", base=resolved)) is None
+        assert rule_of(raw_error("x", base=resolved)) is None
 
 
 @pytest.mark.parametrize("path", ["/proc/42/fd", "/proc/42/fdinfo/3", "/proc/42/task/43/comm"])
-def test_what_lies_beside_a_view_is_noise(path: str) -> None:
-    assert rule(raw_open(path)) == "proc"
+def test_what_lies_next_to_a_view_is_noise(path: str) -> None:
+    assert rule_of(raw_open(path)) == "proc"
 
 
-def test_a_failed_relative_path_is_judged_from_where_it_starts() -> None:
-    assert rule(raw_error("x.so", base="/usr/lib")) == "loader"
-    assert rule(raw_error("x.so")) is None
-    assert rule(raw_error("../x.so", base="/usr/lib/y")) is None
+def test_a_failed_relative_path_is_checked_from_where_it_starts() -> None:
+    assert rule_of(raw_error("x.so", base="/usr/lib")) == "loader"
+    assert rule_of(raw_error("x.so")) is None
+    assert rule_of(raw_error("../x.so", base="/usr/lib/y")) is None
     # the whole file system, as the program asked for it, begins at its base
-    assert rule(raw_error("/usr/lib/x", base="/srv/jail", resolve=0x10)) is None
-    assert layer(raw_error("/usr/lib/x", base="/srv/jail", resolve=0x10))[0]["value"] == (
+    assert rule_of(raw_error("/usr/lib/x", base="/srv/jail", resolve=0x10)) is None
+    assert kernel_lines(raw_error("/usr/lib/x", base="/srv/jail", resolve=0x10))[0]["value"] == (
         "/srv/jail/usr/lib/x"
     )
 
@@ -294,12 +294,12 @@ VIEWS = (
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_failed_path_by_a_descriptor_is_judged_from_where_that_leads(view: str) -> None:
-    assert rule(raw_error(f"{view}/notes", base="/srv")) is None
-    assert rule(raw_error(f"{view}/x.so", base="/usr/lib")) == "loader"
-    assert rule(raw_error(f"{view}/../x.so", base="/usr/lib/y")) is None
-    assert rule(raw_error(f"{view}/x.so")) is None
-    assert rule(raw_error(f"{view}/3/x", base="/proc/4711/fd")) is None
+def test_a_failed_path_by_a_descriptor_is_checked_from_where_that_leads(view: str) -> None:
+    assert rule_of(raw_error(f"{view}/notes", base="/srv")) is None
+    assert rule_of(raw_error(f"{view}/x.so", base="/usr/lib")) == "loader"
+    assert rule_of(raw_error(f"{view}/../x.so", base="/usr/lib/y")) is None
+    assert rule_of(raw_error(f"{view}/x.so")) is None
+    assert rule_of(raw_error(f"{view}/3/x", base="/proc/4711/fd")) is None
 
 
 READS = {"open", "openat", "openat2", "open_by_handle_at"}
@@ -308,9 +308,9 @@ READS = {"open", "openat", "openat2", "open_by_handle_at"}
 def test_only_opens_are_ever_left_out() -> None:
     for call in set(EVENT_TYPES) - READS:
         event = raw(call, ret=0, path="/usr/lib/x", resolved="/usr/lib/x", to_path="/proc/x")
-        assert rule(event) is None, call
-        assert rule(replace(event, ret=-2)) is None, call
-        assert rule(replace(event, ret=None)) is None, call
+        assert rule_of(event) is None, call
+        assert rule_of(replace(event, ret=-2)) is None, call
+        assert rule_of(replace(event, ret=None)) is None, call
 
 
 SHARED = "/usr/lib/x.so"
@@ -334,12 +334,12 @@ def test_what_another_thread_may_have_exchanged(
     given: str | None, resolved: str, expected: str | None
 ) -> None:
     event = raw(ret=3, path=given, resolved=resolved, marks=["shared_files"])
-    assert rule(event) == expected
-    assert rule(replace(event, flags=O_WRONLY)) is None
-    assert rule(replace(event, marks=["shared_files", "other_mounts"])) is None
+    assert rule_of(event) == expected
+    assert rule_of(replace(event, flags=O_WRONLY)) is None
+    assert rule_of(replace(event, marks=["shared_files", "other_mounts"])) is None
 
 
-def test_what_was_left_out_goes_along_with_its_own_books() -> None:
+def test_what_was_left_out_goes_along_with_its_own_counters() -> None:
     transformer = Normalize()
     noise = raw(ret=3, path="/usr/lib/x.so", resolved="/usr/lib/x.so")
     first, second = RawCapture(feed="ebpf"), RawCapture(feed="strace")
@@ -347,8 +347,8 @@ def test_what_was_left_out_goes_along_with_its_own_books() -> None:
     assert transformer.capture is second
     again = Normalize()
     out = feed(again, [noise, noise, first, noise, second])
-    books = [item for item in out if isinstance(item, RawCapture)]
-    assert [one.filtered for one in books] == [{"loader": 2}, {"loader": 1}]
+    captures = [item for item in out if isinstance(item, RawCapture)]
+    assert [one.filtered for one in captures] == [{"loader": 2}, {"loader": 1}]
 
 
 @given(st.lists(RAW_EVENTS, max_size=20))
@@ -360,10 +360,10 @@ def test_each_rule_is_counted(events: list[RawEvent]) -> None:
     assert 0 not in transformer.dropped.values()
 
 
-# ---------------------------------------------------------------- how a call is said
+# ---------------------------------------------------------------- how a call is written
 
 
-def test_an_open_is_said_as_the_contract_shows_it() -> None:
+def test_an_open_is_written_as_the_contract_shows_it() -> None:
     event = raw(
         pid=1234,
         ret=4,
@@ -414,7 +414,7 @@ def test_an_open_is_said_as_the_contract_shows_it() -> None:
     ],
 )
 def test_fields_of_opens(event: RawEvent, expected: dict[str, Any]) -> None:
-    (line,) = layer(event)
+    (line,) = kernel_lines(event)
     head = {"run_id": "run", "seq": 0, "pid": 7, "event_type": 1, "kind": "openat", "value": "/a"}
     assert line == {"schema": SCHEMA_NAME, **head, **expected, "status": "success"}
     assert list(line)[7:] == [*expected, "status"]
@@ -450,7 +450,7 @@ SCHEMA_NAME = "assay.runner.kernel_event.v0"
     ],
 )
 def test_values_of_opens(event: RawEvent, value: str | None) -> None:
-    (line,) = layer(event)
+    (line,) = kernel_lines(event)
     assert line["value"] == value
     assert ("status" in line) == ("return_value" in line) == (event.ret is not None)
 
@@ -459,16 +459,16 @@ def test_values_of_opens(event: RawEvent, value: str | None) -> None:
 def test_a_path_by_a_descriptor_starts_where_that_leads(view: str) -> None:
     claim, other = f"{view}/./a", "/proc/self/fd/3//b"
     there = {"base": "/srv/x", "to_base": "/srv/y"}
-    assert layer(raw_error(claim, base="/srv/x"))[0]["value"] == "/srv/x/a"
-    assert details(raw_error(claim, base="/srv/x"))[0]["path"] == claim
-    assert layer(raw_error(f"{view}/../a", base="/srv/x"))[0]["value"] == "/srv/a"
+    assert kernel_lines(raw_error(claim, base="/srv/x"))[0]["value"] == "/srv/x/a"
+    assert detail_lines(raw_error(claim, base="/srv/x"))[0]["path"] == claim
+    assert kernel_lines(raw_error(f"{view}/../a", base="/srv/x"))[0]["value"] == "/srv/a"
     event = raw("rename", ret=0, path=claim, to_path=other, **there)
-    (line,), (detail,) = layer(event), details(event)
+    (line,), (detail,) = kernel_lines(event), detail_lines(event)
     assert (line["value"], detail["path"], detail["to_path"]) == ("/srv/x/a", claim, "/srv/y/b")
     alone = raw("truncate", ret=0, path=view, base="/srv/file", size=3)
-    assert (layer(alone)[0]["value"], details(alone)[0]["path"]) == ("/srv/file", view)
+    assert (kernel_lines(alone)[0]["value"], detail_lines(alone)[0]["path"]) == ("/srv/file", view)
     symlink = raw("symlink", ret=0, path="../x", to_path=claim, to_base="/srv")
-    assert layer(symlink)[0]["value"] == "/srv/a"
+    assert kernel_lines(symlink)[0]["value"] == "/srv/a"
 
 
 @pytest.mark.parametrize(
@@ -479,17 +479,17 @@ def test_a_path_by_a_descriptor_starts_where_that_leads(view: str) -> None:
         *("/etc/shadow", "/proc/self/fd/1\n/x"),
     ],
 )
-def test_a_base_says_nothing_of_any_other_absolute_path(path: str) -> None:
-    assert layer(raw("unlink", ret=0, path=path, base="/srv"))[0]["value"] == path
+def test_a_base_shows_nothing_of_any_other_absolute_path(path: str) -> None:
+    assert kernel_lines(raw("unlink", ret=0, path=path, base="/srv"))[0]["value"] == path
 
 
 def test_a_file_that_was_opened_by_its_handle() -> None:
     event = raw("open_by_handle_at", ret=3, resolved="/srv/file", flags=O_RDWR)
-    (line,), (detail,) = layer(event), details(event)
+    (line,), (detail,) = kernel_lines(event), detail_lines(event)
     assert (line["event_type"], line["value"], line["status"]) == (1, "/srv/file", "success")
     assert (detail["call"], "path" in detail) == ("open_by_handle_at", False)
-    assert layer(raw("open_by_handle_at", ret=-116))[0]["value"] is None
-    assert rule(raw("open_by_handle_at", ret=3, resolved="/usr/lib/x.so")) == "loader"
+    assert kernel_lines(raw("open_by_handle_at", ret=-116))[0]["value"] is None
+    assert rule_of(raw("open_by_handle_at", ret=3, resolved="/usr/lib/x.so")) == "loader"
 
 
 @pytest.mark.parametrize(
@@ -531,7 +531,7 @@ def test_a_file_that_was_opened_by_its_handle() -> None:
     ],
 )
 def test_types_and_values_of_calls(event: RawEvent, type_: int, value: str | None) -> None:
-    (line,) = layer(event)
+    (line,) = kernel_lines(event)
     assert (line["event_type"], line["kind"], line["value"]) == (type_, kind_of_event(type_), value)
     assert len(line) == 7
 
@@ -543,63 +543,67 @@ def test_opens_with_the_same_flags_share_nothing_else() -> None:
         raw_error("/c", 13),
         raw_open("/d", ret=0),
     ]
-    assert layer(*events) == [
-        {**layer(event)[0], "seq": number} for number, event in enumerate(events)
+    assert kernel_lines(*events) == [
+        {**kernel_lines(event)[0], "seq": number} for number, event in enumerate(events)
     ]
 
 
 def test_details_say_the_rest() -> None:
     head = {"schema": "stream.kernel_detail.v1", "run_id": "run", "seq": 0, "pid": 7}
     rename = raw("renameat2", ret=-18, path="a", base="/x", to_path="../b", to_base="/y", flags=1)
-    assert details(rename) == [
+    assert detail_lines(rename) == [
         {**head, "call": "renameat2", "path": "a", "to_path": "/b", "return_value": -18}
         | {"status": "error", "flags": 1}
     ]
     executed = raw("exec", ret=0, path="x", base="/s", resolved="/bin/x", argv=["x", "-y"])
-    assert details(executed) == [
+    assert detail_lines(executed) == [
         {**head, "call": "exec", "path": "x", "resolved": "/bin/x", "return_value": 0}
         | {"status": "success", "argv": ["x", "-y"]}
     ]
-    assert details(raw("symlink", ret=0, path="../t", to_path="/b")) == [
+    assert detail_lines(raw("symlink", ret=0, path="../t", to_path="/b")) == [
         {**head, "call": "symlink", "path": "../t", "to_path": "/b", "return_value": 0}
         | {"status": "success"}
     ]
-    assert details(raw("lchown", ret=0, path="/a", uid=0, gid=-1, scope="tree")) == [
+    assert detail_lines(raw("lchown", ret=0, path="/a", uid=0, gid=-1, scope="tree")) == [
         {**head, "call": "lchown", "return_value": 0, "status": "success"}
         | {"uid": 0, "gid": -1, "scope": "tree"}
     ]
-    assert details(raw("fchmod", ret=0, resolved="/a", mode=0)) == [
+    assert detail_lines(raw("fchmod", ret=0, resolved="/a", mode=0)) == [
         {**head, "call": "fchmod", "return_value": 0, "status": "success", "mode": 0}
     ]
-    assert details(raw("ftruncate", ret=0, resolved="/a", size=0)) == [
+    assert detail_lines(raw("ftruncate", ret=0, resolved="/a", size=0)) == [
         {**head, "call": "ftruncate", "return_value": 0, "status": "success", "size": 0}
     ]
-    assert details(raw("fork", child=8)) == [{**head, "call": "fork", "child": 8}]
-    assert details(raw("exit", status=0)) == [{**head, "call": "exit", "exit_status": 0}]
-    assert details(raw("connect", ret=-115, peer="1.2.3.4:1")) == [
+    assert detail_lines(raw("fork", child=8)) == [{**head, "call": "fork", "child": 8}]
+    assert detail_lines(raw("exit", status=0)) == [{**head, "call": "exit", "exit_status": 0}]
+    assert detail_lines(raw("connect", ret=-115, peer="1.2.3.4:1")) == [
         {**head, "call": "connect", "return_value": -115, "peer": "1.2.3.4:1"}
     ]
 
 
 def test_where_nothing_is_left_to_say_there_is_no_detail() -> None:
-    assert not details(raw_open("/a"), raw_open("a", base="/s", resolved="/s/a"), raw_error("/a"))
-    assert not details(raw_open("./a//b", base="/s", resolved="/s/a/b"), raw_error("a", base="/s"))
-    assert not details(raw("connect", ret=0, peer="1.2.3.4:1"))
+    assert not detail_lines(
+        raw_open("/a"), raw_open("a", base="/s", resolved="/s/a"), raw_error("/a")
+    )
+    assert not detail_lines(
+        raw_open("./a//b", base="/s", resolved="/s/a/b"), raw_error("a", base="/s")
+    )
+    assert not detail_lines(raw("connect", ret=0, peer="1.2.3.4:1"))
 
 
-def test_where_an_open_went_through_a_link_the_detail_says_what_it_named() -> None:
-    assert details(raw_open("/a", resolved="/b"))[0]["path"] == "/a"
-    assert details(raw_open("../a", base="/s/t", resolved="/s/a"))[0]["path"] == "../a"
-    assert details(raw_error("../a", base="/s/t"))[0]["path"] == "../a"
-    assert details(raw_error("a"))[0]["path"] == "a"
-    assert details(raw_open("/a", scope="cgroup"))[0]["scope"] == "cgroup"
-    assert details(raw_open("/a", marks=["compat"]))[0]["marks"] == ["compat"]
+def test_where_an_open_went_through_a_link_the_detail_has_what_it_named() -> None:
+    assert detail_lines(raw_open("/a", resolved="/b"))[0]["path"] == "/a"
+    assert detail_lines(raw_open("../a", base="/s/t", resolved="/s/a"))[0]["path"] == "../a"
+    assert detail_lines(raw_error("../a", base="/s/t"))[0]["path"] == "../a"
+    assert detail_lines(raw_error("a"))[0]["path"] == "a"
+    assert detail_lines(raw_open("/a", scope="cgroup"))[0]["scope"] == "cgroup"
+    assert detail_lines(raw_open("/a", marks=["compat"]))[0]["marks"] == ["compat"]
 
 
 @pytest.mark.parametrize("call", ["mq_open", "mq_unlink"])
 def test_a_queue_is_called_by_its_name_also_where_that_is_empty(call: str) -> None:
     for path, value in (("jobs", "mqueue:/jobs"), ("", "mqueue:/"), (None, None)):
-        assert layer(raw(call, ret=-2, path=path))[0]["value"] == value
+        assert kernel_lines(raw(call, ret=-2, path=path))[0]["value"] == value
 
 
 # ---------------------------------------------------------------- properties
@@ -694,7 +698,7 @@ def test_an_agent_that_writes_without_end_takes_little_memory() -> None:
     assert taken < 20_000 * 40
 
 
-def test_gaps_and_books_stay_in_their_place() -> None:
+def test_gaps_and_counters_stay_in_their_place() -> None:
     transformer = Normalize()
     out = run_batches(transformer, [[raw_open("/a"), GAP, raw_open("/b"), CAPTURE]])
     assert [type(item) for item in out] == [KernelEvent, Gap, KernelEvent, RawCapture]
@@ -812,8 +816,8 @@ def test_a_stream_of_many_forms_and_folders_forgets_and_stays_right() -> None:
 
 
 def test_a_call_of_an_unknown_number_is_kept() -> None:
-    """As the contract shows it: nobody knows what would be its path, which stands beside it."""
-    (event,) = layer(raw("event_999", ret=0, path="/work/x"))
+    """As the contract shows it: nobody knows what would be its path, which stands next to it."""
+    (event,) = kernel_lines(raw("event_999", ret=0, path="/work/x"))
     assert event["kind"] == "event_999"
     assert (event["event_type"], event["value"]) == (999, None)
     assert PUBLISHED.is_valid(event)
@@ -827,7 +831,8 @@ def test_a_call_of_an_unknown_number_is_kept() -> None:
 def test_how_a_monitor_follows_a_name_is_counted_and_left_out() -> None:
     transformer = Normalize("run")
     assert (
-        layer(raw("event_112", path="/work/x"), raw_open("/work/x"), transformer=transformer) != []
+        kernel_lines(raw("event_112", path="/work/x"), raw_open("/work/x"), transformer=transformer)
+        != []
     )
     assert transformer.dropped == {"inode_resolved": 1}
     assert transformer.counts.filtered == 1

@@ -1,4 +1,4 @@
-"""Records stay small, what was cut says so, and an errno is inferred only where it is sure."""
+"""Records stay small, what was cut is marked, and an errno is inferred only where it is sure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stream.boundary.flags import (
 )
 from stream.records.boundary import SNIPPET
 from tests.sweeping import thorough
-from tests.transformers.samples import spoken_record
+from tests.transformers.samples import record_of_flags
 
 TEXT = st.text(max_size=30) | st.integers(0, 6000).map("x".__mul__) | st.just("\x01" * 900)
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -33,7 +33,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 OBJECTS = st.dictionaries(TEXT, JSON, max_size=40)
 
 
-def size(value: object) -> int:
+def encoded_size(value: object) -> int:
     return len(msgspec.json.encode(value))
 
 
@@ -43,15 +43,15 @@ def test_fit(value: dict[str, Any], reserved: int) -> None:
     before = json.dumps(value)
     result = fit_object(value, reserved, "cut")
     assert json.dumps(value) == before
-    assert size(result) <= LIMIT - reserved
-    if size(value) <= LIMIT - reserved:
+    assert encoded_size(result) <= LIMIT - reserved
+    if encoded_size(value) <= LIMIT - reserved:
         assert result == value
     else:
-        assert result["cut"] == {"bytes": size(value)}
+        assert result["cut"] == {"bytes": encoded_size(value)}
     assert fit_object(value, reserved, "cut") == result
 
 
-def test_what_was_cut_says_so_where_it_stood() -> None:
+def test_what_was_cut_is_marked_where_it_stood() -> None:
     result = fit_object({"long": "x" * 9000, "short": "kept", "list": list(range(5000))}, 0, "cut")
     assert result["short"] == "kept"
     assert result["long"].endswith("…")
@@ -66,9 +66,9 @@ def test_a_payload_is_at_most_4_kb(
     words = ["--payload-raw", json.dumps(raw), "--operation-args", json.dumps(args)]
     words += ["--payload-stdout", stdout] if stdout is not None else []
     words += ["--payload-stderr", stderr] if stderr is not None else []
-    record = spoken_record(*words)
-    assert size(record["payload"]) <= LIMIT
-    assert size(record["operation"]["args"]) <= LIMIT
+    record = record_of_flags(*words)
+    assert encoded_size(record["payload"]) <= LIMIT
+    assert encoded_size(record["operation"]["args"]) <= LIMIT
 
 
 def test_snippet() -> None:
@@ -85,14 +85,14 @@ def test_a_snippet_is_small_whatever_is_in_it(text: str) -> None:
     result = snippet(text)
     assert result is not None
     assert len(result) <= SNIPPET + 1
-    assert size(result) <= 1700
+    assert encoded_size(result) <= 1700
     assert snippet(result) == result
 
 
 @given(st.text(), st.integers(8, 60))
 def test_within(text: str, limit: int) -> None:
     result = clip_encoded(text, limit)
-    assert size(result) <= limit
+    assert encoded_size(result) <= limit
     assert result == text or result.endswith("…")
 
 
@@ -103,7 +103,7 @@ def test_a_clipped_text_can_be_written(text: str, limit: int) -> None:
     assert len(result) <= limit + 1
 
 
-def nested(levels: int) -> Any:
+def make_nested(levels: int) -> Any:
     value: Any = 1
     for level in range(levels):
         value = [value] if level % 2 else {"k": value}
@@ -111,9 +111,9 @@ def nested(levels: int) -> Any:
 
 
 def test_too_deep() -> None:
-    assert not too_deep(nested(DEPTH))
-    assert too_deep(nested(DEPTH + 1))
-    assert too_deep(nested(5000))
+    assert not too_deep(make_nested(DEPTH))
+    assert too_deep(make_nested(DEPTH + 1))
+    assert too_deep(make_nested(5000))
     assert not too_deep({"a": [], "b": {}})
 
 
@@ -153,37 +153,37 @@ def test_an_errno_is_inferred_only_where_all_evidence_names_one() -> None:
 DENIAL = "x: Permission denied"
 
 
-def result_of(*words: str) -> tuple[str | None, Any]:
-    record = spoken_record(*words)
+def errno_of(*words: str) -> tuple[str | None, Any]:
+    record = record_of_flags(*words)
     return record["result"]["errno"], record["payload"]["raw"].get("errno_inferred_from")
 
 
 def test_where_an_errno_is_inferred() -> None:
-    assert result_of() == (None, None)
-    assert result_of("--payload-stderr", DENIAL) == ("EACCES", "stderr_snippet")
-    assert result_of("--message", DENIAL) == ("EACCES", "message")
-    assert result_of("--error-detail", DENIAL) == ("EACCES", "error_detail")
-    assert result_of("--payload-stdout", DENIAL) == ("EACCES", "stdout_snippet")
-    assert result_of("--payload-stderr", "\x01" * 300 + DENIAL) == (None, None)
-    assert result_of("--payload-stderr", "x" * 400 + DENIAL) == (None, None)
-    assert result_of("--message", DENIAL, "--payload-stderr", "EPERM") == (None, None)
+    assert errno_of() == (None, None)
+    assert errno_of("--payload-stderr", DENIAL) == ("EACCES", "stderr_snippet")
+    assert errno_of("--message", DENIAL) == ("EACCES", "message")
+    assert errno_of("--error-detail", DENIAL) == ("EACCES", "error_detail")
+    assert errno_of("--payload-stdout", DENIAL) == ("EACCES", "stdout_snippet")
+    assert errno_of("--payload-stderr", "\x01" * 300 + DENIAL) == (None, None)
+    assert errno_of("--payload-stderr", "x" * 400 + DENIAL) == (None, None)
+    assert errno_of("--message", DENIAL, "--payload-stderr", "EPERM") == (None, None)
     hidden = DENIAL + "\n" * 400 + "Operation not permitted"
-    assert result_of("--payload-stderr", hidden) == (None, None)
+    assert errno_of("--payload-stderr", hidden) == (None, None)
 
 
 def test_an_errno_that_was_given_wins() -> None:
-    assert result_of("--errno", "EPERM", "--payload-stderr", DENIAL) == ("EPERM", None)
+    assert errno_of("--errno", "EPERM", "--payload-stderr", DENIAL) == ("EPERM", None)
 
 
 @pytest.mark.parametrize(
     ("status", "errno"), [("success", None), ("partial", "EACCES"), ("error", "EACCES")]
 )
 def test_a_success_has_no_inferred_errno(status: str, errno: str | None) -> None:
-    assert result_of("--status", status, "--message", DENIAL)[0] == errno
+    assert errno_of("--status", status, "--message", DENIAL)[0] == errno
 
 
 def test_that_an_errno_was_inferred_is_never_cut_away() -> None:
     raw = json.dumps({f"k{n}": "v" * 90 for n in range(400)})
-    payload = spoken_record("--payload-raw", raw, "--payload-stderr", DENIAL)["payload"]
+    payload = record_of_flags("--payload-raw", raw, "--payload-stderr", DENIAL)["payload"]
     assert payload["raw"]["errno_inferred_from"] == "stderr_snippet"
-    assert payload["raw"]["payload_cut"]["bytes"] == size(json.loads(raw))
+    assert payload["raw"]["payload_cut"]["bytes"] == encoded_size(json.loads(raw))

@@ -17,7 +17,7 @@ from tests.transformers.runs import encoded, good_run
 TABLE = Path(__file__).parents[1] / "data/reasoning.txt"
 
 
-def phrasings(sign: str) -> Iterator[tuple[str, str]]:
+def iter_phrasings(sign: str) -> Iterator[tuple[str, str]]:
     """(the agent's name, the summary)."""
     for line in TABLE.read_text().splitlines():
         if line.startswith(f"{sign} "):
@@ -25,7 +25,7 @@ def phrasings(sign: str) -> Iterator[tuple[str, str]]:
             yield (name, text) if bar else ("", line[2:])
 
 
-TOLD, SEEN = list(phrasings("+")), list(phrasings("-"))
+TOLD, SEEN = list(iter_phrasings("+")), list(iter_phrasings("-"))
 
 
 def test_reasoning_that_nobody_saw_is_found() -> None:
@@ -93,11 +93,11 @@ def test_what_is_not_seen_hides_nothing(data: st.DataObject, text: str) -> None:
 
 
 @given(st.text(), st.text())
-def test_any_text_is_judged(text: str, name: str) -> None:
+def test_any_text_is_checked(text: str, name: str) -> None:
     find_reasoning(f"{text} agent believed {text}", name)
 
 
-def test_a_long_summary_is_judged_in_time_that_grows_with_it() -> None:
+def test_a_long_summary_is_checked_in_time_that_grows_with_it() -> None:
     """Or a single line would stop the check of a whole file."""
     for text in ("agent , a ", "agent and ", "(agent ", "the agent's ", "believed by "):
         find_reasoning(text * 20_000 + "intended")

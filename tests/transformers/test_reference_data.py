@@ -22,7 +22,7 @@ from stream.codec import BUNDLE, read_document
 from stream.errors import InputError
 from stream.records.boundary import Defaults, decode_boundary, encode_boundary
 from stream.transformers.validate import Validate
-from tests.transformers.samples import DATA, lines, recorder, run_transformer
+from tests.transformers.samples import DATA, lines, make_builder, run_transformer
 
 THEIRS = DATA / "fencerunner"
 BUNDLED = [BUNDLE / "catalogs" / f"{name}.json" for name in ("linux_agent_v1", "macos_codex_v1")]
@@ -33,7 +33,7 @@ RECORDS = [
 ]
 
 
-def validator(path: Path) -> jsonschema_rs.Draft7Validator:
+def load_validator(path: Path) -> jsonschema_rs.Draft7Validator:
     return jsonschema_rs.Draft7Validator(json.loads(path.read_text()))
 
 
@@ -47,13 +47,13 @@ def test_there_are_as_many_records_as_there_were() -> None:
 def test_a_published_record_is_valid_here_and_there(line: bytes) -> None:
     record = decode_boundary(line)
     for folder in (BUNDLE / "schema", THEIRS):
-        validator(folder / "boundary_object_schema.json").validate(json.loads(line))
+        load_validator(folder / "boundary_object_schema.json").validate(json.loads(line))
     assert json.loads(encode_boundary(record)) == json.loads(line)
 
 
 def test_the_published_records_pass_validate_unchanged() -> None:
     items = [line.values[0] for line in RECORDS]
-    transformer = Validate(Boundaries([recorder().descriptor], known_catalogs()), is_last=True)
+    transformer = Validate(Boundaries([make_builder().descriptor], known_catalogs()), is_last=True)
     out, control = run_transformer(transformer, [lines(*items)])  # type: ignore[arg-type]
     assert out == items
     assert control == []
@@ -91,7 +91,7 @@ def test_their_descriptor_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", [*BUNDLED, THEIRS / "macos_codex_v1.json"], ids=str)
 def test_a_catalog_is_valid_here_and_there(path: Path) -> None:
     for folder in (BUNDLE / "schema", THEIRS):
-        validator(folder / "capability_catalog.schema.json").validate(read_document(path))
+        load_validator(folder / "capability_catalog.schema.json").validate(read_document(path))
 
 
 def test_the_macos_ids_are_the_published_ones() -> None:
@@ -115,19 +115,19 @@ def test_everything_that_a_catalog_declares_is_used(path: Path) -> None:
     assert {s["doc"] for c in capabilities for s in c.get("sources", ())} == set(value["docs"])
 
 
-def bundled_probes() -> list[Script]:
+def find_bundled_probes() -> list[Script]:
     return find_scripts(BUNDLE / "probes")
 
 
 def test_every_linux_capability_has_a_bundled_probe() -> None:
     linux = load_catalog(BUNDLED[0])
-    probed = Counter(script.capability for script in bundled_probes())
+    probed = Counter(script.capability for script in find_bundled_probes())
     assert [name for name in linux.capabilities if not probed[name]] == []
 
 
 def test_every_bundled_probe_has_a_known_capability() -> None:
     known = {name for path in BUNDLED for name in load_catalog(path).capabilities}
-    found = bundled_probes()
+    found = find_bundled_probes()
     assert [script.id for script in found if script.capability not in known] == []
     assert [script.id for script in found if script.name != script.id] == []
     assert len(found) >= 45
@@ -152,12 +152,12 @@ def test_our_pattern_asks_for_theirs_for_the_declared_mode_and_for_the_contracts
     theirs = read_document(THEIRS / "boundary_object_schema.json")
     assert ours["properties"]["stack"].pop("required") == ["os", "sandbox_mode"]
     assert theirs["properties"]["stack"].pop("required") == ["os"]
-    assert bare(ours) == bare(theirs)
+    assert strip_annotations(ours) == strip_annotations(theirs)
 
 
-def bare(value: Any) -> Any:
+def strip_annotations(value: Any) -> Any:
     """Without what is for people, and without the bounds of texts, which theirs does not have."""
     if isinstance(value, dict):
-        told = ("description", "title", "$id", "minLength", "anyOf")
-        return {k: bare(v) for k, v in value.items() if k not in told}
-    return [bare(member) for member in value] if isinstance(value, list) else value
+        left_out = ("description", "title", "$id", "minLength", "anyOf")
+        return {k: strip_annotations(v) for k, v in value.items() if k not in left_out}
+    return [strip_annotations(member) for member in value] if isinstance(value, list) else value

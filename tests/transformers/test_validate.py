@@ -29,13 +29,13 @@ from tests.transformers.samples import (
     cell,
     line,
     lines,
-    own_pattern,
+    make_builder,
+    make_own_builder,
     record,
-    recorder,
     run_transformer,
-    split,
+    split_lines,
 )
-from tests.transformers.test_catalogs import CATALOG, DESCRIPTOR, changed
+from tests.transformers.test_catalogs import CATALOG, DESCRIPTOR, change_value
 
 BUNDLED = BUNDLE / "catalogs"
 GOOD = [
@@ -71,13 +71,13 @@ BAD = [
         "$.probe.secondary_capability_ids",
     ),
     (
-        line(changed(CATALOG, "capabilities.0.layer", "x")),
+        line(change_value(CATALOG, "capabilities.0.layer", "x")),
         "sandbox_catalog_v1",
         "capability cap_a references unknown layer x",
         "",
     ),
     (
-        line(changed(CATALOG, "catalog.title", " ")),
+        line(change_value(CATALOG, "catalog.title", " ")),
         "sandbox_catalog_v1",
         "expected a text that is not blank",
         "$.catalog.title",
@@ -95,7 +95,7 @@ BAD = [
         "$",
     ),
     (
-        line(changed(DESCRIPTOR, "pattern_version", "p2")),
+        line(change_value(DESCRIPTOR, "pattern_version", "p2")),
         "boundary_schema_v1",
         "is 'p2' but",
         "$.pattern_version",
@@ -115,31 +115,31 @@ BAD = [
 ]
 
 
-def in_force(descriptor: Descriptor | None = None) -> Boundaries:
-    return Boundaries([descriptor or recorder().descriptor], known_catalogs())
+def make_boundaries(descriptor: Descriptor | None = None) -> Boundaries:
+    return Boundaries([descriptor or make_builder().descriptor], known_catalogs())
 
 
-def validate(*, is_last: bool = True, descriptor: Descriptor | None = None) -> Validate:
-    return Validate(in_force(descriptor), is_last=is_last)
+def make_validate(*, is_last: bool = True, descriptor: Descriptor | None = None) -> Validate:
+    return Validate(make_boundaries(descriptor), is_last=is_last)
 
 
-def judged(
+def validate_lines(
     *items: bytes, is_last: bool = True, source: str = "in.ndjson"
 ) -> tuple[list[bytes], list[Control]]:
-    return run_transformer(validate(is_last=is_last), [lines(*items, source=source)])
+    return run_transformer(make_validate(is_last=is_last), [lines(*items, source=source)])
 
 
 @pytest.mark.parametrize("good", GOOD, ids=range(len(GOOD)))
 @pytest.mark.parametrize("is_last", [True, False])
 def test_good_lines_pass_unchanged(good: bytes, is_last: bool) -> None:
-    assert judged(good, PLAIN, is_last=is_last) == ([good, PLAIN], [])
+    assert validate_lines(good, PLAIN, is_last=is_last) == ([good, PLAIN], [])
 
 
 @pytest.mark.parametrize(("bad", "rule", "reason", "path"), BAD, ids=range(len(BAD)))
 def test_a_bad_line_is_a_finding_and_a_reject(
     bad: bytes, rule: str, reason: str, path: str
 ) -> None:
-    out, (finding, reject) = judged(PLAIN, b"", bad, PLAIN)
+    out, (finding, reject) = validate_lines(PLAIN, b"", bad, PLAIN)
     assert out == [PLAIN, PLAIN]
     assert isinstance(finding, Finding)
     assert isinstance(reject, Reject)
@@ -153,23 +153,25 @@ def test_a_bad_line_is_a_finding_and_a_reject(
 
 @pytest.mark.parametrize("unknown", UNKNOWN, ids=range(3))
 def test_an_unknown_contract_is_a_finding_only_at_the_end(unknown: bytes) -> None:
-    assert judged(unknown, is_last=False) == ([unknown], [])
-    out, (finding, _) = judged(unknown, is_last=True)
+    assert validate_lines(unknown, is_last=False) == ([unknown], [])
+    out, (finding, _) = validate_lines(unknown, is_last=True)
     assert out == []
     assert isinstance(finding, Finding)
     assert finding.rule == "contract"
-    transformer = validate(is_last=False)
+    transformer = make_validate(is_last=False)
     run_transformer(transformer, [lines(*UNKNOWN, PLAIN)])
     assert transformer.contracts == {"(unknown)": 3, "boundary_event_v1": 1}
 
 
-def test_a_torn_tail_says_so() -> None:
-    out, (finding, _) = run_transformer(validate(), split(PLAIN + b"\n" + PLAIN[:40], []))
+def test_a_torn_tail_is_reported() -> None:
+    out, (finding, _) = run_transformer(
+        make_validate(), split_lines(PLAIN + b"\n" + PLAIN[:40], [])
+    )
     assert out == [PLAIN]
     assert isinstance(finding, Finding)
     assert finding.message.startswith("the last line is torn, it has no newline: ")
     assert finding.line == 2
-    assert run_transformer(validate(), [lines(TornLine(PLAIN))]) == ([PLAIN], [])
+    assert run_transformer(make_validate(), [lines(TornLine(PLAIN))]) == ([PLAIN], [])
 
 
 def test_an_overlong_line_is_rejected_by_its_hash() -> None:
@@ -177,7 +179,7 @@ def test_an_overlong_line_is_rejected_by_its_hash() -> None:
     long = b"x" * 5000
     batch = splitter.feed(PLAIN + b"\n" + long + b"\n" + PLAIN + b"\n")
     assert batch is not None
-    out, (_, reject) = run_transformer(validate(), [batch])
+    out, (_, reject) = run_transformer(make_validate(), [batch])
     assert out == [PLAIN, PLAIN]
     assert isinstance(reject, Reject)
     assert (reject.line, reject.sha256) == (2, sha256(long).hexdigest())
@@ -185,7 +187,7 @@ def test_an_overlong_line_is_rejected_by_its_hash() -> None:
 
 
 def test_blank_lines_are_neither_good_nor_bad() -> None:
-    transformer = validate()
+    transformer = make_validate()
     assert run_transformer(transformer, [lines(b"", b" \t\r", PLAIN)]) == ([PLAIN], [])
     assert transformer.counts.filtered == 2
 
@@ -193,7 +195,7 @@ def test_blank_lines_are_neither_good_nor_bad() -> None:
 def test_control_records_in_memory_pass() -> None:
     finding = Finding(rule="r", severity="error", message="m")
     gap = Gap(source="s", lost=1, reason="r")
-    transformer = validate()
+    transformer = make_validate()
     assert run_transformer(transformer, [[finding, gap, PLAIN]]) == ([PLAIN], [finding, gap])
     assert transformer.findings == 0
 
@@ -210,7 +212,9 @@ POOL = [*GOOD[:3], *(bad for bad, *_ in BAD[:9]), *UNKNOWN[:1], b"", b" "]
 def test_validate_does_not_depend_on_batches(
     items: list[bytes], cuts: list[int], is_last: bool
 ) -> None:
-    out, counts = check_batch_independence(lambda: validate(is_last=is_last), lines(*items), cuts)
+    out, counts = check_batch_independence(
+        lambda: make_validate(is_last=is_last), lines(*items), cuts
+    )
     rejects = [item for item in out if isinstance(item, Reject)]
     assert len(rejects) == counts.rejected
     assert len(out) == counts.passed + 2 * counts.rejected
@@ -220,8 +224,8 @@ def test_validate_does_not_depend_on_batches(
 @given(st.lists(st.sampled_from(POOL), max_size=6), st.lists(st.integers(0, 9000), max_size=8))
 def test_places_do_not_depend_on_reads(items: list[bytes], cuts: list[int]) -> None:
     data = b"\n".join([*items, PLAIN[:-1]])
-    whole = run_transformer(validate(), split(data, []))
-    assert run_transformer(validate(), split(data, cuts)) == whole
+    whole = run_transformer(make_validate(), split_lines(data, []))
+    assert run_transformer(make_validate(), split_lines(data, cuts)) == whole
     for reject in whole[1]:
         if isinstance(reject, Reject):
             assert isinstance(reject.offset, int)
@@ -230,14 +234,14 @@ def test_places_do_not_depend_on_reads(items: list[bytes], cuts: list[int]) -> N
             assert data.count(b"\n", 0, reject.offset) == reject.line - 1
 
 
-def test_a_pattern_of_the_users_own_judges_its_own_records() -> None:
-    own = own_pattern().descriptor
+def test_a_pattern_of_the_users_own_validates_its_own_records() -> None:
+    own = make_own_builder().descriptor
     named = {"schema_key": "mine-v2"}
     changed = {**named, "schema_version": "boundary_event_v2"}
     theirs = line(record(run={"mode": "caged"}) | changed)
     bad = line(record(run={"mode": "x"}) | changed)
     plain = line(record() | named)  # as the harness writes it where the pattern has no room
-    transformer = validate(descriptor=own)
+    transformer = make_validate(descriptor=own)
     out, control = run_transformer(transformer, [lines(theirs, plain, bad, PLAIN)])
     assert out == [theirs, plain]
     found = [(one.rule, one.path) for one in control if isinstance(one, Finding)]
@@ -250,8 +254,8 @@ def test_a_pattern_of_the_users_own_judges_its_own_records() -> None:
 
 @pytest.mark.parametrize("key", ["cfbo-v1", None, 5, [], {}])
 def test_a_key_goes_with_its_own_pattern(key: object) -> None:
-    own = own_pattern(required='["schema_version"]', properties=_ANY_KEY).descriptor
-    both = Boundaries([own, recorder().descriptor], known_catalogs())
+    own = make_own_builder(required='["schema_version"]', properties=_ANY_KEY).descriptor
+    both = Boundaries([own, make_builder().descriptor], known_catalogs())
     value = line({"schema_version": "boundary_event_v2", "schema_key": key})
     assert both.check(value, "boundary_event_v2") is not None
     good = line({"schema_version": "boundary_event_v2", "schema_key": "mine-v2"})
@@ -265,26 +269,26 @@ DEFAULTS = b'{"catalog":{"linux":"catalogs/x.json"},"boundary":"catalogs/y.json"
 
 
 def test_defaults_are_known_by_their_file_name() -> None:
-    assert judged(DEFAULTS, source="catalogs/defaults.json") == ([DEFAULTS], [])
-    assert judged(DEFAULTS, source="catalogs/other.json")[0] == []
-    _, (finding, _) = judged(b'{"catalog":5}', source="/x/defaults.json")
+    assert validate_lines(DEFAULTS, source="catalogs/defaults.json") == ([DEFAULTS], [])
+    assert validate_lines(DEFAULTS, source="catalogs/other.json")[0] == []
+    _, (finding, _) = validate_lines(b'{"catalog":5}', source="/x/defaults.json")
     assert isinstance(finding, Finding)
     assert (finding.rule, finding.path) == ("defaults.json", "$.catalog")
-    assert judged(PLAIN, source="defaults.json") == ([PLAIN], [])
+    assert validate_lines(PLAIN, source="defaults.json") == ([PLAIN], [])
 
 
-def run_files(*paths: Path | str, as_filter: bool = False) -> tuple[Validate, list[Any]]:
+def validate_files(*paths: Path | str, as_filter: bool = False) -> tuple[Validate, list[Any]]:
     collected = Collected()
 
-    async def work() -> Validate:
+    async def validate_all() -> Validate:
         names = [str(path) for path in paths]
-        return await run_validate(names, in_force(), collected, as_filter=as_filter)
+        return await run_validate(names, make_boundaries(), collected, as_filter=as_filter)
 
-    return anyio.run(work), collected.items
+    return anyio.run(validate_all), collected.items
 
 
 def test_everything_that_is_bundled_validates() -> None:
-    transformer, items = run_files(*sorted(BUNDLED.glob("*.json")))
+    transformer, items = validate_files(*sorted(BUNDLED.glob("*.json")))
     assert [item for item in items if not isinstance(item, bytes)] == []
     assert transformer.contracts == {
         "sandbox_catalog_v1": 2,
@@ -296,7 +300,7 @@ def test_everything_that_is_bundled_validates() -> None:
 def test_a_record_over_several_lines_is_one_record(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps(record(result={"raw_exit_code": 1.0}), indent=2))
-    transformer, (item,) = run_files(path)
+    transformer, (item,) = validate_files(path)
     assert transformer.findings == 0
     assert b'"raw_exit_code":1.0' in item
 
@@ -319,7 +323,7 @@ def test_a_document_that_is_no_json_is_a_finding_and_a_reject(
 ) -> None:
     file = tmp_path / "x.json"
     file.write_text(text)
-    transformer, (finding, reject) = run_files(file)
+    transformer, (finding, reject) = validate_files(file)
     assert finding.message.startswith(reason)
     assert (finding.source, finding.rule) == (str(file), "json")
     assert path is None or finding.path == path
@@ -328,12 +332,12 @@ def test_a_document_that_is_no_json_is_a_finding_and_a_reject(
 
 
 @pytest.mark.parametrize("prefix", ["./", "", ".//"])
-def test_the_place_is_told_once(
+def test_the_place_is_reported_once(
     prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("c.json").write_text(json.dumps(changed(CATALOG, "catalog.title", ""), indent=1))
-    _, (finding, _) = run_files(f"{prefix}c.json")
+    Path("c.json").write_text(json.dumps(change_value(CATALOG, "catalog.title", ""), indent=1))
+    _, (finding, _) = validate_files(f"{prefix}c.json")
     assert (finding.source, finding.path) == (f"{prefix}c.json", "$.catalog.title")
     assert finding.message.startswith("expected a text that is not blank")
 
@@ -367,7 +371,7 @@ def test_what_is_no_file_is_no_document(tmp_path: Path) -> None:
 def test_files_come_in_the_order_given(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_bytes(line(record(probe={"id": name})) + b"\nbad\n")
-    transformer, items = run_files(tmp_path / "b", tmp_path / "a")
+    transformer, items = validate_files(tmp_path / "b", tmp_path / "a")
     assert [str(item.source)[-1] for item in items if isinstance(item, Finding)] == ["b", "a"]
     assert str(transformer.counts) == "4 in = 2 out + 2 rejected + 0 filtered"
     assert Ndjson("-").target == "-"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from stream.records.run import decode_change, encode_change
 from tests.sweeping import thorough
-from tests.transformers.test_contracts import agree, mutated, schema
+from tests.transformers.test_contracts import check_agreement, mutated_values, read_schema
 
-SCHEMA = jsonschema_rs.validator_for(schema("fs_change.schema.json"))
+SCHEMA = jsonschema_rs.validator_for(read_schema("fs_change.schema.json"))
 TEXT = st.sampled_from(["a", "", "ü/b"])
 REASONS = ["inside-git", "refused-name", "long-path", "folder", "mode-bits", "special-file"]
 REASONS += ["too-large", "unreadable", "in-the-way", "redacted", "other"]
@@ -41,9 +41,9 @@ CHANGES = st.fixed_dictionaries(
 
 
 @thorough(1000, suppress_health_check=list(HealthCheck))
-@given(mutated(CHANGES))
+@given(mutated_values(CHANGES))
 def test_changes(value: Any) -> None:
-    agree(SCHEMA, decode_change, value)
+    check_agreement(SCHEMA, decode_change, value)
 
 
 def test_what_is_written_is_what_is_read() -> None:
