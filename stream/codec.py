@@ -78,14 +78,14 @@ class Lines(Sequence[bytes]):
         self._known = (0, offset)  # the last place that was asked for
 
     def offset_of(self, index: int) -> int:
-        """Count on from the last place: a batch of bad lines costs one pass, not one each."""
+        """Return the offset of a line; it counts on from the last one that was asked for."""
         start, offset = self._known if index >= self._known[0] else (0, self.offset)
-        offset += sum(map(_length, self.items[start:index])) + index - start
+        offset += sum(map(_line_length, self.items[start:index])) + index - start
         self._known = (index, offset)
         return offset
 
-    def parts(self) -> Iterator[Lines]:
-        """Cut into parts of MOST_LINES: a megabyte of empty lines is half a million rejects."""
+    def bounded_parts(self) -> Iterator[Lines]:
+        """Cut the lines into parts of MOST_LINES: a megabyte may be half a million rejects."""
         if len(self.items) <= MOST_LINES:
             yield self
             return
@@ -129,9 +129,9 @@ class LineSplitter:
         items = chunk[:last].split(b"\n")
         if self._held_length:
             self._hold_part(items[0])
-            items[0] = self._release_line()
+            items[0] = self._pop_held_line()
         if last > self._limit:
-            items = [self._checked(item) for item in items]
+            items = [self._line_within_limit(item) for item in items]
         batch = Lines(items, self._source, self._number, self._offset)
         self._number += len(items)
         self._offset += consumed
@@ -143,7 +143,7 @@ class LineSplitter:
         """Give what stands after the last newline, as a TornLine."""
         if not self._held_length:
             return None
-        line = self._release_line()
+        line = self._pop_held_line()
         item = line if isinstance(line, OverlongLine) else TornLine(line)
         return Lines([item], self._source, self._number, self._offset)
 
@@ -158,7 +158,7 @@ class LineSplitter:
         else:
             self._digest.update(part)
 
-    def _release_line(self) -> bytes:
+    def _pop_held_line(self) -> bytes:
         """Return the line that was held, or an OverlongLine with its length and digest."""
         line: bytes
         if self._digest is None:
@@ -168,7 +168,7 @@ class LineSplitter:
         self._held, self._held_length, self._digest = bytearray(), 0, None
         return line
 
-    def _checked(self, item: bytes) -> bytes:
+    def _line_within_limit(self, item: bytes) -> bytes:
         if len(item) <= self._limit:
             return item
         return OverlongLine.of(len(item), _sha256(item).hexdigest(), self._limit)
@@ -179,16 +179,16 @@ def lines_of(blocks: Iterable[bytes], source: str) -> Iterator[Lines]:
     splitter = LineSplitter(source)
     for block in blocks:
         if lines := splitter.feed(block):
-            yield from lines.parts()
+            yield from lines.bounded_parts()
     if lines := splitter.finish():
         yield lines
 
 
-def _length(line: bytes) -> int:
+def _line_length(line: bytes) -> int:
     return line.length if isinstance(line, OverlongLine) else len(line)
 
 
-def reject(stage: str, batch: Sequence[object], index: int, fault: Fault) -> Reject:
+def make_reject(stage: str, batch: Sequence[object], index: int, fault: Fault) -> Reject:
     """Make the record of a line that a stage could not use."""
     item = batch[index]
     line = item if isinstance(item, bytes) else msgspec.json.encode(item)
@@ -247,7 +247,7 @@ def contract_of(line: bytes) -> str | None:
 _FORMS = {form.replace("\\", "\\\\"): words for form, words in WORDS.items()}
 
 
-def explain(error: Exception) -> Fault:
+def decode_fault(error: Exception) -> Fault:
     """Say what a decode error found wrong, and where."""
     if isinstance(error, RecursionError):
         return Fault("nested too deeply")
@@ -262,12 +262,12 @@ def explain(error: Exception) -> Fault:
         reason = f"expected {words}"
     reason = reason.replace("JSON is malformed", "malformed JSON")
     reason = reason.replace("Input data was truncated", f"malformed JSON: {TOO_EARLY}")
-    reason = _short(reason[:1].lower() + reason[1:]).replace("jSON", "JSON")
+    reason = _shorten_reason(reason[:1].lower() + reason[1:]).replace("jSON", "JSON")
     return Fault(reason, path.rstrip("`"))
 
 
-def _short(text: str) -> str:
-    """Bad lines put their own words into reasons."""
+def _shorten_reason(text: str) -> str:
+    """Shorten a reason, into which bad lines may put words of their own."""
     text = printable(text[: MAX_REASON + 1])
     return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
 
@@ -324,18 +324,22 @@ def is_file(path: Path) -> bool:
 
 def parse_document(data: bytes) -> Any:
     """Parse a JSON value. Raises ValueError with the reason, after its JSON path if any."""
-    repeated: list[_Repeated] = []
+    repeated: list[_RepeatedKeyObject] = []
 
     def members(pairs: list[tuple[str, Any]]) -> Any:
         """Make an object of its members. Raise where one of them is there twice."""
         value = dict(pairs)
         if len(value) == len(pairs):
             return value
-        repeated.append(_Repeated(value, Counter(key for key, _ in pairs).most_common(1)[0][0]))
+        repeated.append(
+            _RepeatedKeyObject(value, Counter(key for key, _ in pairs).most_common(1)[0][0])
+        )
         return repeated[-1]
 
     try:
-        value = json.loads(data.decode(), object_pairs_hook=members, parse_constant=_refuse)
+        value = json.loads(
+            data.decode(), object_pairs_hook=members, parse_constant=_refuse_constant
+        )
         if repeated:
             raise ValueError(_first_repeated_key(value, "$"))
     except UnicodeDecodeError as error:
@@ -359,27 +363,27 @@ def repeated_key(line: bytes) -> Fault | None:
     try:
         parse_document(line)
     except ValueError as error:
-        return parted(str(error))
+        return split_json_path(str(error))
     return None
 
 
-def parted(reason: str) -> Fault:
+def split_json_path(reason: str) -> Fault:
     """Part a reason from the JSON path that it may begin with."""
     path, colon, rest = reason.partition(": ")
     return Fault(rest, path) if colon and path.startswith("$") else Fault(reason)
 
 
-def convert(value: Any, kind: type[T], source: object) -> T:
+def convert_document(value: Any, kind: type[T], source: object) -> T:
     """Convert a value to a struct. Raises InputError with the JSON path."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise InputError(f"{source}: {explain(error)}") from None
+        raise InputError(f"{source}: {decode_fault(error)}") from None
     except UnicodeEncodeError:
         raise InputError(f"{source}: a name in it holds half of a surrogate pair") from None
 
 
-class _Repeated:
+class _RepeatedKeyObject:
     """Stands for an object in which a key stands twice."""
 
     def __init__(self, value: dict[str, Any], key: str) -> None:
@@ -389,7 +393,7 @@ class _Repeated:
 
 def _first_repeated_key(value: Any, path: str) -> str:
     """Return the path of the first such object, and its key; an empty text if there is none."""
-    if isinstance(value, _Repeated):
+    if isinstance(value, _RepeatedKeyObject):
         return _first_repeated_key(value.value, path) or f"{path}: duplicate key {value.key!r}"
     members = (
         [(f".{key}", member) for key, member in value.items()]
@@ -402,5 +406,5 @@ def _first_repeated_key(value: Any, path: str) -> str:
     return next(filter(None, found), "")
 
 
-def _refuse(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"malformed JSON: {name} is no JSON number")

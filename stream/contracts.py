@@ -17,7 +17,13 @@ import msgspec
 from msgspec import UNSET, Struct, ValidationError
 
 from stream.boundary.descriptors import Boundaries, make_catalog, make_defaults, make_descriptor
-from stream.codec import DECODE_ERRORS, explain, parse_document, parted, repeated_key
+from stream.codec import (
+    DECODE_ERRORS,
+    decode_fault,
+    parse_document,
+    repeated_key,
+    split_json_path,
+)
 from stream.errors import InputError
 from stream.evidence.consistency import contract_faults_of
 from stream.records import artifacts, run
@@ -59,29 +65,29 @@ class Contracts:
     def __init__(self, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
 
-    def of_document(self, source: str) -> str | None:
+    def contract_of_document(self, source: str) -> str | None:
         """Name the contract of a document that does not name one itself."""
         return DEFAULTS if Path(source).name == DEFAULTS else None
 
-    def know(self, contract: str) -> bool:
+    def knows_contract(self, contract: str) -> bool:
         """Say whether a record of that contract can be checked."""
         return contract in _DECODED or contract in _MAKERS or self.boundaries.knows(contract)
 
-    def check(self, contract: str, line: bytes, source: str) -> Fault | None:
-        """Find what a record breaks. Raises nothing: a line that cannot be decoded is a fault."""
+    def check_record(self, contract: str, line: bytes, source: str) -> Fault | None:
+        """Find what a record breaks of a contract. A line that cannot be decoded is a fault."""
         if self.boundaries.knows(contract):
             return self.boundaries.check(line, contract)
         if contract in _MAKERS:
             return _document_fault(contract, line, source)
-        return fault_of(contract, line)
+        return contract_fault_of(contract, line)
 
 
-def fault_of(contract: str, line: bytes) -> Fault | None:
+def contract_fault_of(contract: str, line: bytes) -> Fault | None:
     """Find what a record breaks of a contract that is the same for all users."""
     try:
         record = _DECODED[contract](line)
     except DECODE_ERRORS as error:
-        return explain(error)
+        return decode_fault(error)
     # What comes out as it went in has no key twice.
     return None if _encode(record) == line else repeated_key(line)
 
@@ -92,7 +98,7 @@ def _document_fault(contract: str, line: bytes, source: str) -> Fault | None:
     try:
         _MAKERS[contract](parse_document(line), path)
     except (InputError, ValueError) as error:
-        return parted(str(error).removeprefix(f"{path}: "))
+        return split_json_path(str(error).removeprefix(f"{path}: "))
     return None
 
 

@@ -36,7 +36,7 @@ Out: TypeAlias = ObjectSendStream[Batch[Any]]
 Write: TypeAlias = Callable[[Batch[Any]], Awaitable[None]]
 
 
-def by_kind(items: Sequence[Any], kind_of: Callable[[Any], str]) -> list[Batch[Any]]:
+def batches_by_kind(items: Sequence[Any], kind_of: Callable[[Any], str]) -> list[Batch[Any]]:
     """Cut items of several kinds into batches of one kind each. Their order stays."""
     return [Batch(kind, list(some)) for kind, some in groupby(items, kind_of)]
 
@@ -134,11 +134,11 @@ class Pipeline(Struct, frozen=True):
                     outlet, queue = create_memory_object_stream[Batch[Any]](DEPTH)
                     outputs.callback(queue.close)
                     outlets.append((sink.kinds, outlet))
-                    tasks.start_soon(_drain, queue, write)
+                    tasks.start_soon(_write_to_sink, queue, write)
                 tasks.start_soon(_run_transformers, merged, self.transformers, outlets)
                 async with inlet:
                     for source in self.sources:
-                        tasks.start_soon(_pump, source, inlet.clone())
+                        tasks.start_soon(_run_source, source, inlet.clone())
         return Report([(one.name, one.counts) for one in self.transformers])
 
 
@@ -178,7 +178,7 @@ class LenientSource(Struct, frozen=True):
         try:
             await self.source.run(out)
         except* Exception as group:
-            self.on_failure(failure_of(group))
+            self.on_failure(describe_failure(group))
         finally:
             self.on_end()
 
@@ -206,7 +206,7 @@ class LenientTransformer:
                 made = [*self._inner.feed(batch)]
             except Exception as error:
                 self._has_failed = True
-                self._on_failure(failure_of(error))
+                self._on_failure(describe_failure(error))
             else:
                 self.counts.passed += len(batch.items)
                 return made
@@ -277,21 +277,21 @@ class LenientSink(Struct):
             report()
 
 
-def failure_of(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Say why a part failed, in one line."""
     if isinstance(error, BaseExceptionGroup):
-        return "; ".join(sorted(map(failure_of, error.exceptions)))
+        return "; ".join(sorted(map(describe_failure, error.exceptions)))
     if isinstance(error, StreamError):
         return str(error)
     return os_reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
-async def _pump(source: Source, out: Out) -> None:
+async def _run_source(source: Source, out: Out) -> None:
     async with out:
         await source.run(out)
 
 
-async def _drain(queue: ObjectReceiveStream[Batch[Any]], write: Write) -> None:
+async def _write_to_sink(queue: ObjectReceiveStream[Batch[Any]], write: Write) -> None:
     async for batch in queue:
         await write(batch)
 

@@ -31,12 +31,12 @@ _DEFLATE = 8
 _CHECKSUM, _EXTRA, _NAME, _COMMENT, _RESERVED = 0x02, 0x04, 0x08, 0x10, 0xE0
 
 
-def seal(digest: str) -> bytes:
+def seal_comment(digest: str) -> bytes:
     """Return the comment in the gzip header that names what follows it."""
     return b"sha256:%s\0" % digest.encode()
 
 
-_NO_SEAL = seal("0" * 64)  #: as long as any
+_NO_SEAL = seal_comment("0" * 64)  #: as long as any
 _SEAL_WORD, _FEW, _DIGITS = len("sha256:"), 8, frozenset(b"0123456789abcdef")
 _is_seal = re.compile(rb"sha256:[0-9a-f]{64}\0").fullmatch
 
@@ -52,8 +52,8 @@ class GzipWriter:
         self._engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         write_all(fd, SEALED + _NO_SEAL)
 
-    def add(self, data: bytes) -> None:
-        """Compress data and write what comes of it."""
+    def compress(self, data: bytes) -> None:
+        """Compress data of the archive and write what comes of it."""
         self._sum = zlib.crc32(data, self._sum)
         self.taken += len(data)
         self._write(self._engine.compress(data))
@@ -63,7 +63,7 @@ class GzipWriter:
         end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
         self._write(self._engine.flush() + end)
         os.lseek(self._fd, len(SEALED), os.SEEK_SET)
-        write_all(self._fd, seal(self._digest.hexdigest()))
+        write_all(self._fd, seal_comment(self._digest.hexdigest()))
         os.lseek(self._fd, 0, os.SEEK_END)
 
     def _write(self, data: bytes) -> None:
@@ -105,7 +105,7 @@ class GzipReader:
         """Tell whether the header bears the seal that the writer sets last."""
         return _is_seal(self._seal) is not None
 
-    def blocks(self) -> Iterator[bytes]:
+    def decoded_blocks(self) -> Iterator[bytes]:
         """Yield the content in blocks. Raise BrokenArchive where it cannot be trusted."""
         digest = hashlib.sha256()
         engine = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -122,14 +122,14 @@ class GzipReader:
             raise BrokenArchive("integrity.truncated", "the gzip data ends too early")
         if held != struct.pack("<II", self._sum, self._decoded & 0xFFFFFFFF):
             raise BrokenArchive("integrity.gzip", "the gzip checksum or length is wrong")
-        if self._seal and self._seal != seal(digest.hexdigest()):
+        if self._seal and self._seal != seal_comment(digest.hexdigest()):
             message = "the compressed bytes are not those that its header names, by their SHA-256"
             raise BrokenArchive("integrity.gzip", message)
 
     def _read_foreign_header(self, head: bytes) -> None:
         """Skip a gzip header of another writer, and note what is odd about it."""
         rest = self._begun + self._file.read(_READ)
-        header = _examine_header(head, rest)
+        header = _examine_gzip_header(head, rest)
         if header.is_seal_changed:
             message = "the header is not as it was written: it names what follows it, changed"
             raise BrokenArchive("integrity.gzip", message)
@@ -172,7 +172,7 @@ class GzipReader:
             raise BrokenArchive("limit.ratio", f"decodes to more than {most} times its size")
 
 
-class _OtherHeader(Struct):
+class _ForeignHeader(Struct):
     """What a gzip header has that is not written here, and where the deflated data begins after
     it: -1 where nobody can read the header."""
 
@@ -181,12 +181,12 @@ class _OtherHeader(Struct):
     is_seal_changed: bool = False
 
 
-def _examine_header(head: bytes, rest: bytes) -> _OtherHeader:
+def _examine_gzip_header(head: bytes, rest: bytes) -> _ForeignHeader:
     """Find what a gzip header holds that our own does not."""
     method, flags = head[2], head[3]
     if method != _DEFLATE or flags & _RESERVED:
-        return _OtherHeader([])
-    header = _OtherHeader([], 0)
+        return _ForeignHeader([])
+    header = _ForeignHeader([], 0)
     if time := int.from_bytes(head[4:8], "little"):
         when = f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}"
         header.found.append(f"a time ({when} UTC)")
@@ -197,9 +197,9 @@ def _examine_header(head: bytes, rest: bytes) -> _OtherHeader:
         if flags & flag:
             end = rest.find(b"\0", header.start)
             if end < 0:
-                return _OtherHeader([])
+                return _ForeignHeader([])
             text = rest[header.start : end]
-            header.is_seal_changed |= _was_seal(rest[header.start :])
+            header.is_seal_changed |= _resembles_seal(rest[header.start :])
             shown = printable(text[:100].decode("utf-8", "backslashreplace"))
             header.found.append(f"{what} ({shown!r})")
             header.start = end + 1
@@ -211,11 +211,11 @@ def _examine_header(head: bytes, rest: bytes) -> _OtherHeader:
     return header
 
 
-def _was_seal(text: bytes) -> bool:
+def _resembles_seal(text: bytes) -> bool:
     """Tell whether a seal is one of ours but for a few characters: nobody else writes such."""
-    near = zip(text, _NO_SEAL[:_SEAL_WORD], strict=False)
+    pairs = zip(text, _NO_SEAL[:_SEAL_WORD], strict=False)
     digits = text[_SEAL_WORD : len(_NO_SEAL) - 1]
-    right = sum(one == other for one, other in near) + sum(map(_DIGITS.__contains__, digits))
+    right = sum(one == other for one, other in pairs) + sum(map(_DIGITS.__contains__, digits))
     return right > len(_NO_SEAL) - _FEW
 
 

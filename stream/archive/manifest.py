@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from stream.archive.chain import LAYERS as LAYER_FILES
-from stream.codec import DECODE_ERRORS, LARGEST, explain
+from stream.codec import DECODE_ERRORS, LARGEST, decode_fault
 from stream.errors import InputError, encodable, os_reason
 from stream.files.inside import describe_kind, open_beneath
 from stream.records.artifacts import (
@@ -49,7 +49,7 @@ from stream.records.run import (
     check_run_id,
 )
 
-_PLACES = {name: place for place, name in enumerate(V0_FILES)}
+_V0_ORDER = {name: number for number, name in enumerate(V0_FILES)}
 _BESIDE = (COMPANION_FILE, DETAIL_FILE, MARKERS_FILE)
 _BLACK_BOX = (METADATA_FILE, EVENTS_FILE, STDERR_FILE, STDOUT_FILE, SUMMARY_FILE, MANIFEST_FILE)
 _SINGLE = {
@@ -71,7 +71,7 @@ def is_recorded(names: Iterable[str]) -> bool:
     )
 
 
-def needed_files(names: Collection[str]) -> Iterator[str]:
+def required_files(names: Collection[str]) -> Iterator[str]:
     """Name the files that an archive with files of these names has to have."""
     yield from V0_FILES
     if not is_reference(names):
@@ -85,25 +85,25 @@ def has_evidence(names: Iterable[str]) -> bool:
     return any(name in V0_FILES or name.startswith("layers/") for name in names)
 
 
-def missing_from(names: Collection[str]) -> list[str]:
+def missing_files_of(names: Collection[str]) -> list[str]:
     """Name the files that are missing from the folder of a run that was recorded to its end."""
     wanted = [*_BLACK_BOX, *V0_FILES, *_BESIDE, CHAIN_FILE] if has_evidence(names) else _BLACK_BOX
     return [name for name in wanted if name not in names]
 
 
-def has_place(name: str) -> bool:
+def is_archive_file(name: str) -> bool:
     """Tell whether an archive has a place for a file of that name."""
     if name.startswith(_BELOW_ARTIFACTS):
         return not any(part.startswith(".") for part in name.split("/"))
     return name in _SINGLE
 
 
-def place_of(name: str) -> tuple[int, int, bytes]:
+def archive_order_key(name: str) -> tuple[int, int, bytes]:
     """Return the key by which the files of an archive are ordered."""
     if name == ARCHIVE_MANIFEST:
         return (0, 0, b"")
-    if name in _PLACES:
-        return (1, _PLACES[name], b"")
+    if name in _V0_ORDER:
+        return (1, _V0_ORDER[name], b"")
     return (2, 0, os.fsencode(name))
 
 
@@ -123,7 +123,7 @@ _RUN_FILES = (
 )
 
 
-def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
+def archived_names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
     """Name the files of a run that belong to the evidence, not those that it calls foreign.
 
     Raise InputError where one is no regular file. If not strict, name such a file as well, and
@@ -134,11 +134,11 @@ def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
         for name in _RUN_FILES:
             if name not in foreign and os.path.lexists(folder / name):
                 yield name
-        for place in (ARTIFACTS, LAYERS):
-            if place in foreign or not os.path.lexists(folder / place):
+        for inner in (ARTIFACTS, LAYERS):
+            if inner in foreign or not os.path.lexists(folder / inner):
                 continue
-            for name in _files_below(folder, place, is_strict, foreign):
-                if place == ARTIFACTS or name in LAYER_FILES or not is_strict:
+            for name in _files_below(folder, inner, is_strict, foreign):
+                if inner == ARTIFACTS or name in LAYER_FILES or not is_strict:
                     yield name
     except OSError as error:
         raise InputError(f"{error.filename or folder}: {os_reason(error)}") from None
@@ -156,14 +156,14 @@ def _foreign_files(folder: Path) -> set[str]:
 
 def _files_below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> Iterator[str]:
     """Yield the files below a folder of a run, in order, but for hidden and foreign ones."""
-    place = root / name
-    mode = place.lstat().st_mode
+    path = root / name
+    mode = path.lstat().st_mode
     if not stat.S_ISDIR(mode):
         if is_strict:
-            raise InputError(f"{place}: {describe_kind(mode)}, not a folder")
+            raise InputError(f"{path}: {describe_kind(mode)}, not a folder")
         yield name
         return
-    with os.scandir(place) as found:
+    with os.scandir(path) as found:
         items = sorted(found, key=lambda item: os.fsencode(item.name))
     for item in items:
         inner = f"{name}/{item.name}"
@@ -187,7 +187,7 @@ def run_id_of(folder: Path) -> str:
     except OSError as error:
         raise InputError(f"{where}: {os_reason(error)}") from None
     except DECODE_ERRORS as error:
-        raise InputError(f"{where}: {explain(error).reason}") from None
+        raise InputError(f"{where}: {decode_fault(error).reason}") from None
     run_id = value.get("run_id") if isinstance(value, dict) else None
     if not isinstance(run_id, str):
         raise InputError(f"{where}: it names no run")

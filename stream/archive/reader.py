@@ -17,7 +17,7 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from stream.archive.gzip import GzipReader
-from stream.archive.manifest import has_place, place_of
+from stream.archive.manifest import archive_order_key, is_archive_file
 from stream.archive.tar import (
     BLOCK,
     EXTENSIONS,
@@ -31,11 +31,11 @@ from stream.archive.tar import (
     decode_extended,
     decode_header,
     decode_long_name,
+    entry_name_fault,
     extended_name_faults,
     is_of_another_tar,
     kind_fault,
     may_begin_tar,
-    name_fault,
 )
 from stream.codec import MAX_LINE
 from stream.evidence.consistency import LONGEST_NAME, unsafe_name_fault
@@ -68,15 +68,17 @@ def leading_folder(name: bytes, kind: bytes) -> bytes:
     except UnicodeDecodeError:
         return b""
     if kind == FOLDER:
-        folder = "" if is_folder(name) else text.rstrip("/")
+        folder = "" if is_run_folder_name(name) else text.rstrip("/")
     else:
         steps = text.split("/")
         rests = ("/".join(steps[at:]) for at in range(len(steps)))
-        folder = next((text[: -len(rest) - 1] for rest in rests if rest and has_place(rest)), "")
+        folder = next(
+            (text[: -len(rest) - 1] for rest in rests if rest and is_archive_file(rest)), ""
+        )
     return f"{folder}/".encode() if folder and unsafe_name_fault(folder) is None else b""
 
 
-def is_folder(name: bytes) -> bool:
+def is_run_folder_name(name: bytes) -> bool:
     """Tell whether files of a run lie in a folder of this name."""
     path = name.rstrip(b"/")
     return path in (b"", b".", LAYERS.encode(), ARTIFACTS.encode()) or path.startswith(
@@ -157,15 +159,15 @@ def _next_part_batch(parts: Iterator[Part]) -> _PartBatch:
 
 
 def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
-    """Read the parts of an archive. Raise BrokenArchive where nothing after a place can be read."""
+    """Read the parts of an archive. Raise BrokenArchive where nothing that follows can be read."""
     gzip = GzipReader(file, limits.archive, limits.decoded, limits.ratio)
-    reader = _BlockReader(gzip.blocks())
-    first = reader.peek(BLOCK)
+    reader = _BlockReader(gzip.decoded_blocks())
+    first = reader.preview_bytes(BLOCK)
     if not may_begin_tar(first):
         raise NoArchive("not an archive: what is compressed in it is no tar")
     if gzip.oddity:
         yield Fault(gzip.oddity, rule="packing.gzip")
-    parts = _Entries(reader, limits, is_sealed=gzip.is_sealed).parts()
+    parts = _TarEntries(reader, limits, is_sealed=gzip.is_sealed).all_parts()
     # Whatever order they came in: a file is checked after those that it is compared with.
     yield from _parts_in_order(parts) if not gzip.is_sealed and is_of_another_tar(first) else parts
 
@@ -182,7 +184,7 @@ def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
             yield part
 
 
-class _Entries:
+class _TarEntries:
     """The files in a tar. Under a seal it has our form; else another program may have packed the
     same files, which is remarked once."""
 
@@ -193,7 +195,7 @@ class _Entries:
         self._is_reported = False
         self._folder: bytes | None = None  #: in which all of it lies; None: not known yet
 
-    def parts(self) -> Iterator[Part]:
+    def all_parts(self) -> Iterator[Part]:
         """Yield the parts of all entries, in their order."""
         reader, count = self._reader, 0
         while (block := reader.read_exactly(BLOCK)) != ZEROS:
@@ -209,7 +211,7 @@ class _Entries:
                 yield from self._entry_parts(header, faults)
         if reader.read_exactly(BLOCK) != ZEROS:
             raise BrokenArchive("security.hidden_bytes", "something follows the end of the archive")
-        while more := reader.read_some(_ENOUGH):
+        while more := reader.read_up_to(_ENOUGH):
             if self._is_sealed or more.strip(b"\0"):
                 message = "bytes follow the end of the archive"
                 raise BrokenArchive("security.hidden_bytes", message)
@@ -293,19 +295,19 @@ class _Entries:
     def _is_folder(self, header: Header) -> bool:
         if self._is_sealed or header.kind != FOLDER or header.size:
             return False
-        return is_folder(header.name)
+        return is_run_folder_name(header.name)
 
     def _entry_parts(self, header: Header, faults: list[Fault]) -> Iterator[Part]:
         """Yield the parts of one archive entry: its start, its bytes, its faults and its end."""
         if fault := kind_fault(header.kind):
             faults.append(fault)
-        if fault := name_fault(header.name):
+        if fault := entry_name_fault(header.name):
             faults.append(fault)
         name = header.name.decode("utf-8", "backslashreplace")
         yield EntryStart(name, header.size, self._faults_to_report(faults), self._is_sealed)
         left = header.size
         while left:
-            chunk = self._reader.read_some(left)
+            chunk = self._reader.read_up_to(left)
             if not chunk:
                 raise BrokenArchive("integrity.truncated", f"it ends inside of {name}")
             left -= len(chunk)
@@ -342,7 +344,7 @@ def _parts_in_order(parts: Iterator[Part]) -> Iterator[Part]:
         if kept and not any(one.start.name == ARCHIVE_MANIFEST for one in kept):
             message = f"there is no {ARCHIVE_MANIFEST}: `stream archive RUN -o F` packs a run"
             raise BrokenArchive("integrity.missing", message)
-        for one in sorted(kept, key=lambda one: place_of(one.start.name)):
+        for one in sorted(kept, key=lambda one: archive_order_key(one.start.name)):
             yield one.start
             file.seek(one.at)
             left = one.start.size
@@ -362,7 +364,7 @@ class _BlockReader:
         self._block = b""
         self._at = 0
 
-    def read_some(self, most: int) -> bytes:
+    def read_up_to(self, most: int) -> bytes:
         """Return the next bytes of the archive, at most so many; none only at the end."""
         if self._at == len(self._block):
             self._block, self._at = next(self._blocks, b""), 0
@@ -373,8 +375,8 @@ class _BlockReader:
         self._at += len(piece)
         return piece
 
-    def peek(self, length: int) -> bytes:
-        """Return the next bytes without taking them; fewer at the end."""
+    def preview_bytes(self, length: int) -> bytes:
+        """Return the next bytes of the archive without taking them; fewer at the end."""
         while len(self._block) - self._at < length and (more := next(self._blocks, b"")):
             self._block, self._at = self._block[self._at :] + more, 0
         return self._block[self._at : self._at + length]
@@ -383,7 +385,7 @@ class _BlockReader:
         """Return so many bytes. Raise BrokenArchive where they are not there."""
         pieces = []
         while length:
-            piece = self.read_some(length)
+            piece = self.read_up_to(length)
             if not piece:
                 raise BrokenArchive("integrity.truncated", "it ends too early")
             pieces.append(piece)

@@ -86,20 +86,20 @@ class BrokenArchive(Exception):  # noqa: N818  # it is no failure: it becomes a 
 
 
 def encode_header(name: bytes, size: int) -> bytes:
-    """Return the header blocks of a regular file."""
+    """Return the tar header blocks of a regular file."""
     if len(name) <= _SHORT:
         return _header_block(name, size, _REGULAR)
     before = _header_block(_LONG_LINK, len(name) + 1, _LONG_NAME)
-    return before + padded(name + b"\0") + _header_block(name[:_SHORT], size, _REGULAR)
+    return before + padded_to_blocks(name + b"\0") + _header_block(name[:_SHORT], size, _REGULAR)
 
 
-def padded(data: bytes) -> bytes:
-    """Return data filled up with zeros to whole blocks."""
+def padded_to_blocks(data: bytes) -> bytes:
+    """Return data filled up with zeros to whole blocks of a tar."""
     return data + bytes(-len(data) % BLOCK)
 
 
 def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
-    """Read a header. Raise BrokenArchive where nobody can know where the next one stands."""
+    """Read a tar header. Raise BrokenArchive where nobody can know where the next one stands."""
     if _number(block[148:156]) != _sum(block):
         raise BrokenArchive("integrity.header", "the header's checksum is wrong")
     kind = block[156:157]
@@ -136,7 +136,7 @@ def decode_long_name(data: bytes) -> bytes:
     return name
 
 
-def name_fault(name: bytes) -> Fault | None:
+def entry_name_fault(name: bytes) -> Fault | None:
     """Return why a name is dangerous for who unpacks it, or only reads it; None if it is not."""
     try:
         text = name.decode()
@@ -203,7 +203,7 @@ def kind_fault(kind: bytes) -> Fault | None:
         return None
     if kind == b"0":  # as most tars say it
         return Fault(f"{_OTHER}: the type of a regular file is '0', not NUL", rule=PACKING)
-    unknown = ("security.type", f"an entry of the unknown type {_shown(kind)}")
+    unknown = ("security.type", f"an entry of the unknown type {_quoted(kind)}")
     rule, what = _KINDS.get(kind, unknown)
     return Fault(f"{what}, not a regular file", rule=rule)
 
@@ -221,7 +221,7 @@ def _header_field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator
             message = f"the header's {field} holds what should not be there"
             yield Fault(message, rule="security.hidden_bytes")
         else:
-            what = f"the header's {field} is {_shown(found)}, not {_shown(wanted[start:end])}"
+            what = f"the header's {field} is {_quoted(found)}, not {_quoted(wanted[start:end])}"
             yield Fault(f"{_OTHER}: {what}", rule=PACKING)
     if block[148:156] != _checksum(block):
         message = f"{_OTHER}: the header's checksum is right, but written in another form"
@@ -233,7 +233,7 @@ def _prefix(block: bytes) -> bytes:
     return block[345:500].rstrip(b"\0") if block[257:265] == _POSIX else b""
 
 
-def _shown(field: bytes) -> str:
+def _quoted(field: bytes) -> str:
     return repr(printable(field.rstrip(b"\0").decode("utf-8", "backslashreplace")))
 
 

@@ -19,13 +19,13 @@ import msgspec
 from msgspec import Struct
 
 from stream.archive.gzip import GzipWriter
-from stream.archive.manifest import names_of, place_of
+from stream.archive.manifest import archive_order_key, archived_names_of
 from stream.archive.tar import (
     READ,
     ZEROS,
     Checkpoint,
     encode_header,
-    name_fault,
+    entry_name_fault,
     no_checkpoint,
 )
 from stream.errors import InputError, OutputError, os_reason, reporting
@@ -74,7 +74,7 @@ class ArchiveSize(Struct):
     decoded: int  #: of the tar
 
 
-def unchecked(_: Path) -> None:
+def accept_archive(_: Path) -> None:
     """Accept an archive without reading it."""
 
 
@@ -85,7 +85,7 @@ def write_archive(
     *,
     force: bool = False,
     checkpoint: Checkpoint = no_checkpoint,
-    check: Callable[[Path], None] = unchecked,
+    check: Callable[[Path], None] = accept_archive,
 ) -> ArchiveSize:
     """Write an archive. `check` is called with the whole file before it has its name.
 
@@ -118,7 +118,7 @@ def write_archive(
 def entries_of_run(folder: Path, recorded: Mapping[str, RecordedFile]) -> list[Entry]:
     """Return an entry for each file of a run that belongs into its archive. `recorded` says what
     was written to a file, where that is known. Raise InputError where one is no regular file."""
-    return [Entry.beneath(folder, name, recorded.get(name)) for name in names_of(folder)]
+    return [Entry.beneath(folder, name, recorded.get(name)) for name in archived_names_of(folder)]
 
 
 def _entries_in_order(entries: Sequence[Entry]) -> list[Entry]:
@@ -128,7 +128,7 @@ def _entries_in_order(entries: Sequence[Entry]) -> list[Entry]:
     missing = [name for name in V0_FILES if name not in names]
     if missing:
         raise InputError(f"{missing[0]}: it is not there, and every archive has it")
-    return sorted(entries, key=lambda entry: place_of(entry.name))
+    return sorted(entries, key=lambda entry: archive_order_key(entry.name))
 
 
 def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
@@ -153,7 +153,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _digested_entry(entry: Entry, checkpoint: Checkpoint) -> Entry:
     """Give an entry its size and digest. Raise InputError where the file cannot be read."""
-    if fault := name_fault(os.fsencode(entry.name)):
+    if fault := entry_name_fault(os.fsencode(entry.name)):
         raise InputError(f"{entry.name}: {fault.reason}")
     if entry.recorded is not None:
         return entry
@@ -201,7 +201,7 @@ def _write_compressed(
             for block in _join_blocks(_tar_blocks(entries, run_id, checkpoint)):
                 if len(pending) == _IN_FLIGHT:
                     pending.popleft().result()
-                pending.append(other.submit(gzip.add, block))
+                pending.append(other.submit(gzip.compress, block))
             for future in pending:
                 future.result()
         except BaseException:

@@ -21,7 +21,7 @@ from stream.boundary.flags import (
     infer_errno,
     snippet,
 )
-from stream.codec import explain
+from stream.codec import decode_fault
 from stream.errors import EmitError
 from stream.records.boundary import (
     PATTERN_VERSION,
@@ -178,7 +178,7 @@ class BoundaryBuilder(Struct, frozen=True):
         try:
             line = encode_boundary(record)
         except (RecursionError, OverflowError, ValueError) as error:
-            raise EmitError(f"the record cannot be written: {explain(error).reason}") from None
+            raise EmitError(f"the record cannot be written: {decode_fault(error).reason}") from None
         fault = self.descriptor.check(line)
         if fault:
             where = f"{self.descriptor.key}: {fault.path}"

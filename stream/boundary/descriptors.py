@@ -18,8 +18,8 @@ from stream.codec import (
     BUNDLE,
     DECODE_ERRORS,
     contract_of,
-    convert,
-    explain,
+    convert_document,
+    decode_fault,
     is_file,
     read_document,
     repeated_key,
@@ -100,7 +100,7 @@ def load_catalog(path: Path) -> Catalog:
 
 def make_catalog(value: Any, path: Path) -> Catalog:
     """Make a catalog of a document. Raise InputError naming the offender."""
-    document = convert(value, CatalogDocument, path)
+    document = convert_document(value, CatalogDocument, path)
     fault = next(iter(catalog_faults(document)), None)
     if fault:
         raise InputError(f"{path}: {fault}")
@@ -155,7 +155,7 @@ def _with_bundled_catalogs(first: Catalog) -> tuple[Catalog, ...]:
 
 def make_defaults(value: Any, path: Path) -> Defaults:
     """Read which catalog and descriptor a probe tree prefers. Raises InputError."""
-    return convert(value, Defaults, path)
+    return convert_document(value, Defaults, path)
 
 
 def default_path(which: str, tree: Path | None) -> Path:
@@ -216,7 +216,7 @@ def check_canonical(line: bytes) -> Fault | None:
     try:
         decode_boundary(line)
     except DECODE_ERRORS as error:
-        return explain(error)
+        return decode_fault(error)
     return None
 
 
@@ -258,7 +258,7 @@ def _bundled() -> Descriptor:
 
 def make_descriptor(value: Any, path: Path) -> Descriptor:
     """Make a descriptor of a document. Raise InputError naming what is missing or does not fit."""
-    document = convert(value, DescriptorDocument, path)
+    document = convert_document(value, DescriptorDocument, path)
     schema, place = _read_schema(document, path)
     canonical = schema is None or _is_published(schema)
     if canonical:
@@ -368,7 +368,7 @@ def _compile_schema(schema: dict[str, Any], place: Path) -> Check:
             if error is None:
                 return None
         except (*DECODE_ERRORS, ValueError) as problem:
-            return explain(problem)
+            return decode_fault(problem)
         steps = "".join(
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
         )
@@ -544,7 +544,7 @@ class Boundaries:
                 fault = _record_rule_fault(record, len(line)) or self._catalog_fault(record)
             return fault or repeated_key(line)
         except DECODE_ERRORS as error:
-            return explain(error)
+            return decode_fault(error)
 
     def _is_known_descriptor(self, key: object, version: str) -> bool:
         """Tell whether a descriptor of that key and pattern version is known."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from stream.codec import DECODE_ERRORS, explain, repeated_key
+from stream.codec import DECODE_ERRORS, decode_fault, repeated_key
 from stream.errors import EmitError
 from stream.records.boundary import CUT, FILE_MOST, PAYLOAD, SNIPPET, STATUSES, Word
 
@@ -351,7 +351,7 @@ def _decode_flag_json(flag: str, data: bytes, kind: Any) -> Any:
             raise RecursionError
         fault = repeated_key(data)
     except DECODE_ERRORS as error:
-        fault = explain(error)
+        fault = decode_fault(error)
     if fault:
         raise EmitError(f"{flag}: {fault}")
     return value

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from stream.boundary.builder import BoundaryBuilder, Host, within_limits
 from stream.boundary.descriptors import Catalogs
 from stream.boundary.flags import EmitFlags, clip, parse_words, too_deep
-from stream.codec import DECODE_ERRORS, explain, parse_document
+from stream.codec import DECODE_ERRORS, decode_fault, parse_document
 from stream.errors import EmitError
 from stream.records.boundary import (
     Frame,
@@ -191,7 +191,7 @@ def _decode_named_record(line: bytes) -> SharedRecord:
     try:
         record = decode_shared(line)
     except DECODE_ERRORS as error:
-        fault = explain(error)
+        fault = decode_fault(error)
         raise Refused("invalid-record", f"the record is not valid: {fault}") from None
     for path in _NAMING:
         if not attrgetter(path)(record):

@@ -31,7 +31,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from stream.codec import DECODE_ERRORS, explain, is_blank
+from stream.codec import DECODE_ERRORS, decode_fault, is_blank
 from stream.compare.names import RUN_FOLDER
 from stream.compare.sides import (
     ENDPOINTS,
@@ -704,4 +704,4 @@ def _matrix_records(path: str) -> Iterator[_ComparedRecord]:
                 yield _decode(line)
             except DECODE_ERRORS as error:
                 place = f"{path}:{index}"
-                raise InputError(f"{place}: {explain(error)}: not a boundary object") from None
+                raise InputError(f"{place}: {decode_fault(error)}: not a boundary object") from None

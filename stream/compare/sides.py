@@ -21,7 +21,7 @@ from msgspec import Struct
 from stream.archive.chain import Tally
 from stream.archive.reader import EntryStart, Limits, Part, contents_of, parts_of, read_ahead
 from stream.archive.tar import BrokenArchive, NoArchive
-from stream.codec import DECODE_ERRORS, OverlongLine, contract_of, explain, lines_of
+from stream.codec import DECODE_ERRORS, OverlongLine, contract_of, decode_fault, lines_of
 from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree_on_names
 from stream.errors import InputError, os_reason, reporting
 from stream.evidence.consistency import clean_report_faults, report_faults, unbound_call_faults
@@ -434,7 +434,7 @@ def evidence_of(
         try:
             return msgspec.json.decode(artifacts[name], type=form)
         except DECODE_ERRORS as error:
-            problems.append(f"{name}: {explain(error)}")
+            problems.append(f"{name}: {decode_fault(error)}")
             return None
 
     evidence = Evidence(

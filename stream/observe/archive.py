@@ -13,7 +13,7 @@ from pathlib import Path
 from anyio import from_thread, to_thread
 from msgspec import UNSET, Struct, field
 
-from stream.archive.manifest import missing_from, names_of, run_id_of
+from stream.archive.manifest import archived_names_of, missing_files_of, run_id_of
 from stream.archive.writer import ENTRIES, ArchiveSize, Entry, entries_of_run
 from stream.boundary.descriptors import find_boundaries
 from stream.errors import InputError, UnfinishedError, UsageError, number
@@ -58,7 +58,9 @@ async def archive_run(
         _check_archive_outside_run(folder, target)
         _check_run_finished(run)
         run_id = run_id_of(folder)
-        missing = {} if HEALTH_FILE in names_of(folder) else files_without_feed(run_id, run)
+        missing = (
+            {} if HEALTH_FILE in archived_names_of(folder) else files_without_feed(run_id, run)
+        )
         return run_id, entries_of_run(folder, recorded or {}), missing
 
     run_id, entries, missing = await to_thread.run_sync(find_entries)
@@ -111,7 +113,7 @@ def _check_archive_outside_run(folder: Path, target: Path) -> None:
 
 def _check_run_finished(run: RunFolder) -> None:
     """Raise UnfinishedError where the recorder did not come to its end: nobody could verify it."""
-    if missing_from([*names_of(run.root)]) or not run.event_statements.is_finished:
+    if missing_files_of([*archived_names_of(run.root)]) or not run.event_statements.is_finished:
         raise UnfinishedError(f"{run.root}: it was not recorded to its end: see `stream verify`")
 
 

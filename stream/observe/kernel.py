@@ -27,7 +27,7 @@ from stream.pipeline import (
     Sink,
     Source,
     Transformer,
-    failure_of,
+    describe_failure,
 )
 from stream.process.messages import Start
 from stream.records.kernel import RawCapture, mark_cgroup_partial, path_text
@@ -159,7 +159,7 @@ class KernelRecorder:
         try:
             await to_thread.run_sync(self._write_artifacts, ending, summary)
         except Exception as error:  # nothing of this may cost the record of the run
-            self._troubles.append(f"the evidence: {failure_of(error)}")
+            self._troubles.append(f"the evidence: {describe_failure(error)}")
             self.kept = self._files.kept()
         return self._troubles
 

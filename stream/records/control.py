@@ -128,13 +128,13 @@ def kind_of_item(item: object) -> str:
 CONTROL_SCHEMAS = ("stream.finding.v1", "stream.reject.v1", GAP)
 
 
-def place(source: str, line: float | UnsetType, path: str | UnsetType) -> str:
+def location_prefix(source: str, line: float | UnsetType, path: str | UnsetType) -> str:
     """Write a place like `events.ndjson:17: $.seq: `, with the parts that there are."""
     where = source if line is UNSET else f"{source}:{line}"
     return f"{where}: " if path is UNSET else f"{where}: {path}: "
 
 
-def sentence(record: Control) -> str:
+def sentence_for_people(record: Control) -> str:
     """Write the one line that a person reads. What it quotes of the input is made harmless."""
     return printable(_control_sentence(record))
 
@@ -147,8 +147,8 @@ def _control_sentence(record: Control) -> str:
             return f"{record.source}: from here on, {unit} may be missing: {record.reason}"
         return f"{record.source}: {record.lost} {unit} lost: {record.reason}"
     if isinstance(record, Reject):
-        return place(record.source, record.line, record.path) + record.reason
+        return location_prefix(record.source, record.line, record.path) + record.reason
     source = "" if record.source is UNSET else record.source
-    where = place(source, record.line, record.path) if source else ""
+    where = location_prefix(source, record.line, record.path) if source else ""
     note = "" if record.severity == "error" else f"{record.severity}: "
     return f"{where}{note}{record.message}"

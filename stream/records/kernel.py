@@ -209,7 +209,7 @@ _UNKNOWN = re.compile(r"event_(0|[1-9][0-9]{0,17})\Z")
 _KNOWN = {*KINDS, *EVENT_TYPES.values(), *WITH_PEER, SOCKET_FILE}
 
 
-def unknown_type(call: str) -> int | None:
+def unknown_event_type(call: str) -> int | None:
     """Return the number of a call that is known by nothing but its monitor's number for it."""
     found = _UNKNOWN.match(call)
     number = None if found is None else int(found[1])
@@ -258,7 +258,7 @@ def beyond_view(path: str) -> str | None:
     return None if found is None else path[found.end() :]
 
 
-def goes_up(path: str) -> bool:
+def leaves_base_folder(path: str) -> bool:
     """Tell whether a relative path first of all leaves the folder that it starts from."""
     return next((part for part in path.split("/") if part not in ("", ".")), "") == ".."
 
@@ -281,10 +281,10 @@ _ESCAPED = re.compile(rb"\\(?:\\|x[0-9a-f]{2})")
 def path_bytes(text: str) -> bytes:
     """Return what `path_text` was given."""
     data = text.encode()
-    return data if BACKSLASH not in data else _ESCAPED.sub(_meant, data)
+    return data if BACKSLASH not in data else _ESCAPED.sub(_unescaped_byte, data)
 
 
-def _meant(escape: re.Match[bytes]) -> bytes:
+def _unescaped_byte(escape: re.Match[bytes]) -> bytes:
     return bytes.fromhex(escape[0][2:].decode()) or b"\\"
 
 

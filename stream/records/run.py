@@ -42,11 +42,11 @@ _is_run_id = re.compile(RUN_ID).match
 LONGEST_RUN_ID = 120  #: it becomes the name of a folder
 
 
-def check_run_id(run_id: str, place: str) -> str:
+def check_run_id(run_id: str, location: str) -> str:
     """Return the name of a run, or raise InputError where no layer and no archive could have it."""
     if not _is_run_id(run_id) or len(run_id) > LONGEST_RUN_ID:
         raise InputError(
-            f"{place}: {run_id!r}: the name of a run has {WORDS[RUN_ID]} only,"
+            f"{location}: {run_id!r}: the name of a run has {WORDS[RUN_ID]} only,"
             f" and at most {LONGEST_RUN_ID} of them"
         )
     return run_id

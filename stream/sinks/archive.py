@@ -18,7 +18,7 @@ from stream.archive.writer import (
     ArchiveSize,
     Entry,
     FilePart,
-    unchecked,
+    accept_archive,
     write_archive,
 )
 from stream.errors import OutputError, reporting
@@ -46,7 +46,7 @@ class Archive:
         target: Path,
         complete: Complete,
         *,
-        check: Callable[[Path], None] = unchecked,
+        check: Callable[[Path], None] = accept_archive,
         force: bool = False,
     ) -> None:
         self.written = ArchiveSize(0, 0, 0)

@@ -23,7 +23,7 @@ from stream.files.targets import (
     partial_path,
 )
 from stream.pipeline import Batch, Write
-from stream.records.control import BOUNDARY, LINES, Control, sentence
+from stream.records.control import BOUNDARY, LINES, Control, sentence_for_people
 
 WriteBytes = Callable[[bytes], Awaitable[None]]
 encode_lines = msgspec.json.Encoder().encode_lines
@@ -66,7 +66,7 @@ class Text(Struct):
             for item in batch.items:
                 self.seen += 1
                 if self.seen <= self.most:
-                    _tell(sentence(item))
+                    _tell(sentence_for_people(item))
 
         yield write
         if self.seen > self.most:

@@ -63,7 +63,7 @@ async def _send_file_lines(name: str, splitter: LineSplitter, out: Out) -> None:
     async with aiofiles.open(target, "rb", buffering=0, closefd=name != STDIN) as file:
         while chunk := await file.read(FILE_BLOCK):
             batch = splitter.feed(chunk)
-            for part in batch.parts() if batch else ():
+            for part in batch.bounded_parts() if batch else ():
                 await out.send(Batch(LINES, part))
 
 
@@ -74,7 +74,7 @@ async def _read_pipe(name: str, splitter: LineSplitter, out: Out) -> None:
     try:
         while chunk := await _read_pipe_block(fd):
             batch = splitter.feed(chunk)
-            for part in batch.parts() if batch else ():
+            for part in batch.bounded_parts() if batch else ():
                 await out.send(Batch(LINES, part))
     finally:
         if fd != 0:

@@ -14,9 +14,16 @@ from msgspec import Struct
 from stream.boundary.builder import BoundaryBuilder
 from stream.boundary.flags import clip
 from stream.boundary.output import ProbeOutput, Refused
-from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject, repeated_key
+from stream.codec import (
+    DECODE_ERRORS,
+    contract_of,
+    decode_fault,
+    is_blank,
+    make_reject,
+    repeated_key,
+)
 from stream.errors import printable
-from stream.pipeline import Batch, Counts, by_kind
+from stream.pipeline import Batch, Counts, batches_by_kind
 from stream.records.boundary import RAW_EMISSION, RawEmission, decode_raw, encode_raw
 from stream.records.control import BOUNDARY, EMISSIONS, LINES, Control, Fault, kind_of_item
 
@@ -60,11 +67,13 @@ class Emit:
                 made = self._cell_mismatch(made) or self._make_boundary_record(made)
             if isinstance(made, Fault):
                 self.counts.rejected += 1
-                out.append(reject(self.name, batch.items, index, made))
+                out.append(make_reject(self.name, batch.items, index, made))
             else:
                 self.counts.passed += 1
                 out.append(made)
-        return by_kind(out, lambda item: kind if isinstance(item, bytes) else kind_of_item(item))
+        return batches_by_kind(
+            out, lambda item: kind if isinstance(item, bytes) else kind_of_item(item)
+        )
 
     def finish(self) -> tuple[()]:
         """Nothing is left to emit at the end."""
@@ -78,7 +87,7 @@ class Emit:
             cell = decode_raw(line)
             return repeated_key(line) or cell
         except DECODE_ERRORS as error:
-            return explain(error)
+            return decode_fault(error)
 
     def _cell_mismatch(self, cell: RawEmission) -> Fault | None:
         """Say why a cell is refused: one run under another catalog or boundary would become

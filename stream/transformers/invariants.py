@@ -26,12 +26,12 @@ from stream.codec import (
     OverlongLine,
     TornLine,
     contract_of,
-    explain,
+    decode_fault,
     is_blank,
-    reject,
+    make_reject,
 )
 from stream.errors import printable
-from stream.pipeline import Batch, Counts, by_kind
+from stream.pipeline import Batch, Counts, batches_by_kind
 from stream.records.control import (
     EVENTS,
     FINDINGS,
@@ -112,7 +112,7 @@ class Invariants:
         if not untouched:
             return [given]
         out += batch[untouched:]
-        return by_kind(
+        return batches_by_kind(
             out, lambda item: given.kind if isinstance(item, bytes) else kind_of_item(item)
         )
 
@@ -150,17 +150,17 @@ class Invariants:
             return [self._make_finding(fault, place)]
         contract = contract_of(line)
         contracts = self._contracts() if self._contracts and contract else None
-        if contracts is None or contract is None or not contracts.know(contract):
+        if contracts is None or contract is None or not contracts.knows_contract(contract):
             self.unknown += 1
             return []
         source = "" if place.source is UNSET else place.source
-        found = contracts.check(contract, line, source)
+        found = contracts.check_record(contract, line, source)
         return [self._make_finding(found._replace(rule=contract), place)] if found else []
 
     def _reject_line(self, batch: Sequence[bytes], index: int, error: Exception) -> list[Control]:
         """Reject a line that cannot be read. A torn end is said once: the run is incomplete."""
         self.counts.rejected += 1
-        bad = reject(self.name, batch, index, explain(error))
+        bad = make_reject(self.name, batch, index, decode_fault(error))
         line = batch[index]
         if (
             isinstance(line, TornLine)

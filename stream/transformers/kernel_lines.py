@@ -14,8 +14,8 @@ from stream.records.kernel import (
     RawEvent,
     Status,
     beyond_view,
-    goes_up,
-    unknown_type,
+    leaves_base_folder,
+    unknown_event_type,
 )
 
 # As Linux has them on x86-64 and arm64, whatever machine reads the line.
@@ -89,7 +89,7 @@ def _path_named_by(event: RawEvent, path: str | None, base: str | None) -> str |
             if base is None or rest is None
             else join_kernel_path(base, rest)
         )
-    if base is None or (in_other and goes_up(path)):  # how far up, nobody knows
+    if base is None or (in_other and leaves_base_folder(path)):  # how far up, nobody knows
         return None
     return join_kernel_path(base, path)
 
@@ -136,7 +136,7 @@ def event_type_by_peer(event: RawEvent, event_type: int) -> int:
 def kernel_value_of(event: RawEvent, event_type: int) -> str | None:
     """Return the path or endpoint of any call but an open; None for a call that is not known, of
     which nobody knows what either would mean."""
-    if unknown_type(event.call) is not None:
+    if unknown_event_type(event.call) is not None:
         return None
     if event_type in kernel.WITH_PEER:
         return event.peer

@@ -10,9 +10,9 @@ from typing import Any, cast
 import msgspec
 
 from stream.boundary.descriptors import Descriptor
-from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
+from stream.codec import DECODE_ERRORS, contract_of, decode_fault, is_blank, make_reject
 from stream.errors import number, printable
-from stream.pipeline import Batch, Counts, by_kind
+from stream.pipeline import Batch, Counts, batches_by_kind
 from stream.records.boundary import STATUSES, Boundary, decode_boundary, decode_shared
 from stream.records.control import GAP, LINES, Control, Gap, kind_of_item
 
@@ -83,7 +83,7 @@ class Listen:
             if category not in self.categories and len(self.categories) >= MOST_CATEGORIES:
                 category = OTHERS
             self.categories[category][status] += count
-        return by_kind([*bad, "\n".join(text).encode()] if text else bad, kind_of_item)
+        return batches_by_kind([*bad, "\n".join(text).encode()] if text else bad, kind_of_item)
 
     def finish(self) -> list[Batch[bytes]]:
         """Give the summary, as a table or as JSON."""
@@ -122,7 +122,7 @@ class Listen:
             contract = self._pattern  # no JSON at all: the first error tells why
         if contract == self._pattern:
             self.counts.rejected += 1
-            bad.append(reject(self.name, batch, index, explain(error)))
+            bad.append(make_reject(self.name, batch, index, decode_fault(error)))
         else:
             self.counts.filtered += 1
             self._count_other_contract(contract or "(none)", line)

@@ -22,10 +22,10 @@ from msgspec import Struct
 from stream.codec import (
     DECODE_ERRORS,
     contract_of,
-    explain,
+    decode_fault,
     is_blank,
     join_lines,
-    reject,
+    make_reject,
     repeated_key,
 )
 from stream.evidence.markers import Writes
@@ -54,7 +54,7 @@ from stream.records.kernel import (
     RawCapture,
     RawEvent,
     kind_of_event,
-    unknown_type,
+    unknown_event_type,
 )
 from stream.transformers.kernel_lines import (
     ENOENT,
@@ -423,7 +423,7 @@ class Normalize:
             self._add_kernel_event(item, event_type, out)
         elif item.call == WROTE:
             self._add_watched_write(item)
-        elif (number := unknown_type(item.call)) == INODE_RESOLVED:
+        elif (number := unknown_event_type(item.call)) == INODE_RESOLVED:
             self._count_left_out(RESOLVED)
         elif number is not None:
             self._add_kernel_event(item, number, out)
@@ -491,10 +491,10 @@ class Normalize:
         try:
             contract = contract_of(line)
         except DECODE_ERRORS as broken:
-            self._reject_line(batch, index, out, explain(broken))
+            self._reject_line(batch, index, out, decode_fault(broken))
             return
         if contract in (RAW_KERNEL, RAW_CAPTURE, GAP):
-            self._reject_line(batch, index, out, explain(error))
+            self._reject_line(batch, index, out, decode_fault(error))
         elif self._is_alone:
             self._reject_line(batch, index, out, Fault("is no record of a kernel feed"))
         else:
@@ -505,7 +505,7 @@ class Normalize:
         self, batch: Sequence[FeedItem], index: int, out: _NormalizedBatch, fault: Fault
     ) -> None:
         self.counts.rejected += 1
-        out.add_other_item(reject(self.name, batch, index, fault))
+        out.add_other_item(make_reject(self.name, batch, index, fault))
 
     def _count_left_out(self, rule: str) -> None:
         self.counts.filtered += 1

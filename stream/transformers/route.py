@@ -17,9 +17,17 @@ from msgspec.structs import replace
 
 from stream.archive.writer import FILE_PARTS, FilePart
 from stream.boundary.descriptors import Boundaries, key_of
-from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, join_lines, reject
+from stream.codec import (
+    DECODE_ERRORS,
+    Lines,
+    contract_of,
+    decode_fault,
+    is_blank,
+    join_lines,
+    make_reject,
+)
 from stream.contracts import FILES, contract_name, decode_runner_event
-from stream.pipeline import Batch, Counts, by_kind
+from stream.pipeline import Batch, Counts, batches_by_kind
 from stream.records.artifacts import (
     CHAIN,
     COMPANION_FILE,
@@ -120,7 +128,7 @@ class Route:
                 name = self._archive_file_of(line, batch, index)
             except (*DECODE_ERRORS, _UnroutableError) as error:
                 self.counts.rejected += 1
-                out.append(reject(self.name, batch, index, explain(error)))
+                out.append(make_reject(self.name, batch, index, decode_fault(error)))
                 continue
             if name is None:
                 self.counts.filtered += 1
@@ -131,7 +139,9 @@ class Route:
             else:
                 lines.setdefault(name, []).append(line)
         parts = [*(FilePart(name, join_lines(items)) for name, items in lines.items()), *out]
-        return by_kind(parts, lambda item: FILE_PARTS if isinstance(item, FilePart) else REJECTS)
+        return batches_by_kind(
+            parts, lambda item: FILE_PARTS if isinstance(item, FilePart) else REJECTS
+        )
 
     def finish(self) -> tuple[()]:
         """Return nothing: no line is held back."""

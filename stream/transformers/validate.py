@@ -20,12 +20,12 @@ from stream.codec import (
     BrokenDocument,
     Lines,
     contract_of,
-    explain,
+    decode_fault,
     is_blank,
-    reject,
+    make_reject,
     repeated_key,
 )
-from stream.pipeline import Batch, Counts, by_kind
+from stream.pipeline import Batch, Counts, batches_by_kind
 from stream.records.boundary import PATTERN_VERSION
 from stream.records.control import LINES, Control, Fault, Finding, kind_of_item
 
@@ -60,7 +60,7 @@ class Validate:
         self.counts.received += len(lines)
         # Nearly every line of nearly every stream is a good boundary object: one call each.
         if not self._boundaries.are_good(lines):
-            return by_kind(self._feed_line_by_line(lines), kind_of_item)
+            return batches_by_kind(self._feed_line_by_line(lines), kind_of_item)
         self.counts.passed += len(lines)
         self.contracts[PATTERN_VERSION] += len(lines)
         return [batch]
@@ -82,7 +82,7 @@ class Validate:
                 self.counts.passed += 1
                 out.append(line)
                 continue
-            bad = reject(self.name, batch, index, fault)
+            bad = make_reject(self.name, batch, index, fault)
             self.findings += 1
             self.counts.rejected += 1
             finding = Finding(
@@ -111,16 +111,16 @@ class Validate:
         try:
             contract = contract_of(line)
         except DECODE_ERRORS as error:
-            return "json", explain(error)
+            return "json", decode_fault(error)
         if contract is None:
-            contract = self._known_contracts.of_document(source)
-        if contract is None or not self._known_contracts.know(contract):
+            contract = self._known_contracts.contract_of_document(source)
+        if contract is None or not self._known_contracts.knows_contract(contract):
             from stream.transformers.event_rules import read_event
 
             try:
                 read = read_event(line, "agents")
             except DECODE_ERRORS as error:  # what names no contract holds a number beyond all
-                return "json", explain(error)
+                return "json", decode_fault(error)
             if read is not None:
                 return EVENT, self._check_event_alone(read[1])
             if repeated := repeated_key(line):
@@ -129,7 +129,7 @@ class Validate:
                 self.contracts[UNKNOWN] += 1
                 return "contract", None
             return "contract", _unknown_contract(contract)
-        fault = self._known_contracts.check(contract, line, source)
+        fault = self._known_contracts.check_record(contract, line, source)
         if fault is None:
             self.contracts[contract] += 1
         return contract, fault

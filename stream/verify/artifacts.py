@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from stream.codec import DECODE_ERRORS, explain
+from stream.codec import DECODE_ERRORS, decode_fault
 from stream.contracts import DOCUMENTS, decoder_of
 from stream.evidence.consistency import (
     clean_report_faults,
@@ -553,7 +553,7 @@ def _decoded_document(report: VerifyReport, name: str, data: bytes) -> Any:
     try:
         record = decoder_of(DOCUMENTS[name])(data)
     except DECODE_ERRORS as error:
-        report.add_faults([explain(error)._replace(rule="contract.document")], name)
+        report.add_faults([decode_fault(error)._replace(rule="contract.document")], name)
         return None
     text = msgspec.json.encode(record)
     if name in _FOR_PEOPLE:

@@ -18,7 +18,14 @@ from anyio import to_thread
 from msgspec import Struct, field
 
 from stream.boundary.descriptors import Boundaries
-from stream.codec import DECODE_ERRORS, LARGEST, BrokenDocument, Lines, parse_document, parted
+from stream.codec import (
+    DECODE_ERRORS,
+    LARGEST,
+    BrokenDocument,
+    Lines,
+    parse_document,
+    split_json_path,
+)
 from stream.errors import InputError, os_reason
 from stream.pipeline import Batch, Chain, Counts, Out, Pipeline, Sink, Source
 from stream.records.control import FINDINGS, LINES, Finding
@@ -158,7 +165,7 @@ class DocumentSource(Struct):
             if any(map(_is_record_line, data.splitlines()[1:])):  # a stream whose first line is bad
                 await NdjsonSource(self.name).run(out)
                 return
-            line = BrokenDocument.of(data, parted(str(error)))
+            line = BrokenDocument.of(data, split_json_path(str(error)))
         await out.send(Batch(LINES, Lines([line], self.name, 1, 0)))
 
 

@@ -22,7 +22,7 @@ from stream.codec import (
     LineSplitter,
     OverlongLine,
     TornLine,
-    explain,
+    decode_fault,
     is_blank,
     join_lines,
 )
@@ -188,7 +188,7 @@ class LayerChecker:
         try:
             record = self._contract.decoder.decode(line)
         except DECODE_ERRORS as error:
-            fault = explain(error)._replace(rule="contract.line")
+            fault = decode_fault(error)._replace(rule="contract.line")
             self._report.add_faults([fault], self._name, number)
             self._seq += 1
             self._replay.mark_unreadable()
@@ -384,7 +384,7 @@ class ChainChecker:
 
     def _check_links(self, lines: Lines | None) -> None:
         """Check lines of the chain file, and note one that is cut off or too long."""
-        for part in lines.parts() if lines else ():
+        for part in lines.bounded_parts() if lines else ():
             self._report.count_lines(len(part))
             for number, line in enumerate(part, part.number):
                 if isinstance(line, TornLine):
@@ -400,7 +400,9 @@ class ChainChecker:
         try:
             link = _decode(line)
         except DECODE_ERRORS as error:
-            self._report.report_fault("contract.line", explain(error).reason, CHAIN_FILE, number)
+            self._report.report_fault(
+                "contract.line", decode_fault(error).reason, CHAIN_FILE, number
+            )
             return
         if msgspec.json.encode(link) != line:
             message = "it is not written as links are"

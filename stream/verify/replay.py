@@ -466,7 +466,7 @@ def _read_details(file: IO[bytes]) -> Iterator[_Line]:
 
 def detail_line_mismatch(detail: KernelDetail, pid: int, event_type: int) -> str:
     """Say why a detail is not of the event of its line; empty where it may be."""
-    types = _TYPES.get(detail.call) or (kernel.unknown_type(detail.call),)
+    types = _TYPES.get(detail.call) or (kernel.unknown_event_type(detail.call),)
     if event_type not in types:
         return f"{detail.call}, but its line is {kernel.kind_of_event(event_type)}"
     return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"

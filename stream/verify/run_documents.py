@@ -26,7 +26,7 @@ from stream.codec import (
     LineSplitter,
     OverlongLine,
     parse_document,
-    parted,
+    split_json_path,
 )
 from stream.errors import InputError
 from stream.evidence.health import ABSENT_NOTE
@@ -365,7 +365,7 @@ class EventsChecker:
 
     def _check_events(self, lines: Lines | None) -> None:
         """Check lines of the events file by the event rules, and keep what they state."""
-        for part in lines.parts() if lines else ():
+        for part in lines.bounded_parts() if lines else ():
             self._report.count_lines(len(part))
             for index, line in enumerate(part):
                 self._read_event(line, part.number + index)
@@ -416,7 +416,7 @@ class DescriptorChecker:
             try:
                 self.descriptors.append(make_carried(parse_document(data), path))
             except (InputError, ValueError) as error:
-                fault = parted(str(error).removeprefix(f"{path}: "))
+                fault = split_json_path(str(error).removeprefix(f"{path}: "))
                 self._report.report_fault(
                     "contract.document", fault.reason, DESCRIPTOR_FILE, path=fault.path
                 )
@@ -444,7 +444,7 @@ class RecordsChecker:
 
     def _check_records(self, lines: Lines | None) -> None:
         """Validate and count the lines of a file of records, and report what is wrong."""
-        for part in lines.parts() if lines else ():
+        for part in lines.bounded_parts() if lines else ():
             self._report.count_lines(len(part))
             self.count += sum(map(_is_counted_change if self._name == CHANGES_FILE else bool, part))
             for made in self._stage.feed(Batch(LINES, part)):

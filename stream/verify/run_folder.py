@@ -31,12 +31,12 @@ from stream.codec import (
     OverlongLine,
     TornLine,
     contract_of,
-    convert,
+    convert_document,
+    decode_fault,
     document_in,
-    explain,
     lines_of,
 )
-from stream.contracts import CONTRACTS, DOCUMENTS, fault_of
+from stream.contracts import CONTRACTS, DOCUMENTS, contract_fault_of
 from stream.errors import InputError, os_reason, reporting
 from stream.files.inside import (
     Digests,
@@ -205,7 +205,7 @@ class RunFolder:
             if isinstance(value, dict) and "schema" not in value:
                 message = f"names no contract: only a {run.RUN} can be held against the events"
                 raise UnusableFileError("folder.contract", message)
-            return convert(value, RunMetadata, where)
+            return convert_document(value, RunMetadata, where)
         except InputError as error:
             raise UnusableFileError(
                 "folder.metadata", _message_without_path(where, error)
@@ -213,7 +213,7 @@ class RunFolder:
 
     def read_document(self, name: str, kind: type[T]) -> T:
         """Return a JSON document of the run. Raise InputError with its place."""
-        return convert(self._json_value_of(name), kind, self.root / name)
+        return convert_document(self._json_value_of(name), kind, self.root / name)
 
     def file_blocks(self, name: str) -> Iterator[bytes]:
         """Yield a file of the run in blocks. Raise OSError, or InputError if it is not regular."""
@@ -477,8 +477,8 @@ def _contract_fault(line: bytes, contract: str) -> Fault | None:
         if contract_of(line) != contract:
             return Fault(f"it is no {contract}", "$.schema")
     except DECODE_ERRORS as error:
-        return explain(error)
-    return fault_of(contract, line)
+        return decode_fault(error)
+    return contract_fault_of(contract, line)
 
 
 def _artifact_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:

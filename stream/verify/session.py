@@ -19,18 +19,18 @@ import msgspec
 
 from stream.archive.chain import Tally
 from stream.archive.manifest import (
+    archive_order_key,
+    archived_names_of,
     has_evidence,
-    has_place,
+    is_archive_file,
     is_reference,
     look_alikes,
-    missing_from,
-    names_of,
-    needed_files,
-    place_of,
+    missing_files_of,
+    required_files,
 )
 from stream.archive.reader import EntryStart, Limits, Part, parts_of, read_ahead
 from stream.archive.tar import BrokenArchive, Checkpoint, NoArchive, no_checkpoint
-from stream.codec import DECODE_ERRORS, explain
+from stream.codec import DECODE_ERRORS, decode_fault
 from stream.contracts import DOCUMENTS, decoder_of
 from stream.errors import InputError, os_reason
 from stream.records.artifacts import (
@@ -101,7 +101,7 @@ def verify(
                 report.names = _folder_names(target, report)
                 parts = folder.archive_parts(reading_order(report.names))
                 session.check(
-                    _checkpointed(read_ahead(parts), checkpoint), missing_from(report.names)
+                    _checkpointed(read_ahead(parts), checkpoint), missing_files_of(report.names)
                 )
             else:
                 with target.open("rb", buffering=0) as file:
@@ -160,7 +160,7 @@ class VerifySession:
 
     def begin(self, name: str) -> None:
         """Begin a file of the archive or run folder."""
-        if not has_place(name):
+        if not is_archive_file(name):
             self._report.report_fault("security.place", "no recorder writes such a file", name)
         self._checker = self._file_checker(name)
         self._tally = Tally(name)
@@ -341,7 +341,7 @@ def reading_order(names: set[str]) -> list[str]:
 def _folder_names(root: Path, report: VerifyReport) -> set[str]:
     """Name the files of a run folder; report a file that is not regular, and name none."""
     try:
-        return {*names_of(root, is_strict=False)}
+        return {*archived_names_of(root, is_strict=False)}
     except InputError as error:
         report.report_fault("security.type", str(error))
         return set()
@@ -443,7 +443,7 @@ class ManifestChecker:
         try:
             self._manifest = manifest = _decode(data)
         except DECODE_ERRORS as error:
-            fault = explain(error)
+            fault = decode_fault(error)
             self._report.report_fault(
                 "contract.manifest", fault.reason, ARCHIVE_MANIFEST, path=fault.path
             )
@@ -483,11 +483,11 @@ class ManifestChecker:
         """Check which files there are, and in which order."""
         seen = {*self._seen}
         listed = {*self._manifest.files} if self._manifest else set()
-        wanted = {ARCHIVE_MANIFEST, *listed, *needed_files(listed | seen - {ARCHIVE_MANIFEST})}
+        wanted = {ARCHIVE_MANIFEST, *listed, *required_files(listed | seen - {ARCHIVE_MANIFEST})}
         for name in sorted(wanted - seen, key=os.fsencode):
             self._report.report_fault("integrity.missing", "it is not there", name)
         for one, other in pairwise(self._seen):
-            if other != ARCHIVE_MANIFEST and place_of(one) > place_of(other):
+            if other != ARCHIVE_MANIFEST and archive_order_key(one) > archive_order_key(other):
                 self._report.report_fault("integrity.order", f"it stands after {one}", other)
         for name in sorted(seen, key=os.fsencode):
             if any(part in seen for part in _parent_folders(name)):

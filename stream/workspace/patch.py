@@ -78,7 +78,7 @@ def why_patch_inapplicable(patch: Path, workspace: Path) -> str:
 
 
 def _run_git_apply(words: list[str], workspace: Path | None) -> str:
-    """Run `git apply` on a patch with a repository of its own; return what it objects to, or nothing."""
+    """Run `git apply` on a patch with a repository of its own; return its objection, or nothing."""
     import subprocess
 
     with tempfile.TemporaryDirectory(prefix="stream-check-") as scratch:

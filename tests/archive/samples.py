@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from stream.archive.chain import LAYERS, Tally
-from stream.archive.gzip import LENGTH, SEALED, seal
+from stream.archive.gzip import LENGTH, SEALED, seal_comment
 from stream.archive.manifest import run_id_of
 from stream.archive.tar import (
     BLOCK,
@@ -21,7 +21,7 @@ from stream.archive.tar import (
     Checkpoint,
     encode_header,
     no_checkpoint,
-    padded,
+    padded_to_blocks,
 )
 from stream.archive.writer import Entry, encode_manifest, entries_of_run, write_archive
 from stream.evidence.derive import correlate_layers
@@ -430,7 +430,7 @@ def build_tar(*items: tuple[str, bytes]) -> bytes:
 
 
 def tar_entry(name: str, data: bytes) -> bytes:
-    return encode_header(name.encode(), len(data)) + padded(data)
+    return encode_header(name.encode(), len(data)) + padded_to_blocks(data)
 
 
 def read_tar_items(tar: bytes) -> list[tuple[str, bytes]]:
@@ -448,7 +448,7 @@ def read_tar_items(tar: bytes) -> list[tuple[str, bytes]]:
 def compress_tar(tar: bytes) -> bytes:
     """In the gzip header of the writer, which names what follows it."""
     data = gzip.compress(tar, 1, mtime=0)[LENGTH:]
-    return SEALED + seal(sha256(data)) + data
+    return SEALED + seal_comment(sha256(data)) + data
 
 
 def read_tar(archive: Path) -> bytes:

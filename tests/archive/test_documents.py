@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from stream.archive.reader import Limits
-from stream.codec import DECODE_ERRORS, explain
+from stream.codec import DECODE_ERRORS, decode_fault
 from stream.contracts import ARTIFACTS, CONTRACTS, LINES
 from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES
 from stream.records.control import Finding
@@ -164,7 +164,7 @@ def find_reason(document: bytes) -> str:
     try:
         {**LINES, **ARTIFACTS}[json.loads(document)["schema"]](document)
     except DECODE_ERRORS as error:
-        return explain(error).reason
+        return decode_fault(error).reason
     return ""
 
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.archive.tar import encode_header, padded
+from stream.archive.tar import encode_header, padded_to_blocks
 from stream.archive.writer import (
     ENTRIES,
     FILE_PARTS,
@@ -101,8 +101,8 @@ def test_a_header_states_its_size(size: int) -> None:
 
 @given(st.binary(max_size=2000))
 def test_padding(data: bytes) -> None:
-    assert len(padded(data)) % 512 == 0
-    assert padded(data).startswith(data)
+    assert len(padded_to_blocks(data)) % 512 == 0
+    assert padded_to_blocks(data).startswith(data)
 
 
 # ---------------------------------------------------------------- determinism

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from stream.codec import Lines
-from stream.pipeline import Batch, Counts, Transformer, by_kind
+from stream.pipeline import Batch, Counts, Transformer, batches_by_kind
 from stream.records.boundary import RawEmission
 from stream.records.control import EMISSIONS, LINES, TELEMETRY, kind_of_item
 from stream.records.kernel import RawEvent
@@ -39,7 +39,7 @@ def feed(
         kind = _KINDS[type(items[0])]
     batches = [Batch(kind, items)]
     if kind == LINES and any(kind_of_item(item) != LINES for item in items):
-        batches = by_kind(items, kind_of_item)
+        batches = batches_by_kind(items, kind_of_item)
     made = chain.from_iterable(
         transformer.feed(batch) if batch.kind in transformer.kinds else [batch] for batch in batches
     )

@@ -21,10 +21,10 @@ from stream.codec import (
     OverlongLine,
     TornLine,
     contract_of,
-    explain,
+    decode_fault,
     is_blank,
     join_lines,
-    reject,
+    make_reject,
 )
 from stream.records.boundary import decode_boundary
 from stream.records.control import Control, Fault, Finding
@@ -72,7 +72,7 @@ def list_places(batches: list[Lines]) -> list[tuple[int, int, Any]]:
     found = []
     for batch in batches:
         for index, line in enumerate(batch):
-            bad = reject("s", batch, index, Fault("reason"))
+            bad = make_reject("s", batch, index, Fault("reason"))
             what: Any = (type(line), line)
             if isinstance(line, OverlongLine):
                 assert line == b""
@@ -118,7 +118,7 @@ def test_rejects_in_any_order_have_their_places(text: bytes, data: st.DataObject
         expected = {n: o for n, o, _ in split_slowly(text, LIMIT)}
         indexes = list(range(len(batch)))
         for index in data.draw(st.permutations(indexes)):
-            bad = reject("s", batch, index, Fault("r"))
+            bad = make_reject("s", batch, index, Fault("r"))
             assert bad.offset == expected[int(bad.line)]
 
 
@@ -126,7 +126,7 @@ def test_rejects_in_any_order_have_their_places(text: bytes, data: st.DataObject
 def test_a_reject_names_the_bytes(text: bytes) -> None:
     for batch in split_chunks([text], LIMIT):
         for index, line in enumerate(batch):
-            bad = reject("s", batch, index, Fault("r"))
+            bad = make_reject("s", batch, index, Fault("r"))
             length = line.length if isinstance(line, OverlongLine) else len(line)
             original = text[int(bad.offset) :][:length]
             assert bad.sha256 == hashlib.sha256(original).hexdigest()
@@ -135,7 +135,7 @@ def test_a_reject_names_the_bytes(text: bytes) -> None:
 def test_rejecting_every_line_of_a_batch_takes_linear_time() -> None:
     (batch,) = split_chunks([b"x\n" * (1 << 17)])
     started = time.monotonic()
-    last = [reject("s", batch, index, Fault("r")) for index in range(len(batch))][-1]
+    last = [make_reject("s", batch, index, Fault("r")) for index in range(len(batch))][-1]
     assert (last.line, last.offset) == (1 << 17, (1 << 18) - 2)
     assert time.monotonic() - started < 20  # minutes, if each place is counted from the start
 
@@ -151,25 +151,25 @@ def test_a_torn_line_is_reported() -> None:
     (batch, torn) = split_chunks([b'{}\n{"a"'])
     assert isinstance(torn[0], TornLine)
     reason = "malformed JSON: it ends too early"
-    assert reject("s", torn, 0, Fault(reason)).reason == (
+    assert make_reject("s", torn, 0, Fault(reason)).reason == (
         f"the last line is torn, it has no newline: {reason}"
     )
     assert (
-        reject("s", torn, 0, Fault("no")).reason == "no"
+        make_reject("s", torn, 0, Fault("no")).reason == "no"
     )  # a whole line that is bad for another reason
-    assert not reject("s", batch, 0, Fault("no")).reason.startswith("the last line")
+    assert not make_reject("s", batch, 0, Fault("no")).reason.startswith("the last line")
 
 
 def test_an_overlong_line_is_hashed_and_the_next_lines_are_fine() -> None:
     long = b"z" * (LIMIT + 1)
     batches = split_chunks([b"a\nzz", long[2:5], long[5:] + b"\nb\n", b"c"], LIMIT)
     assert [line for batch in batches for line in batch] == [b"a", b"", b"b", b"c"]
-    bad = reject("s", batches[1], 0, Fault("never seen"))
+    bad = make_reject("s", batches[1], 0, Fault("never seen"))
     assert bad.reason == f"a line of {LIMIT + 1} bytes is above the limit of {LIMIT}"
     assert (bad.line, bad.offset) == (2, 2)
     assert bad.sha256 == hashlib.sha256(long).hexdigest()
     assert not is_blank(batches[1][0])
-    after = reject("s", batches[1], 1, Fault("x"))
+    after = make_reject("s", batches[1], 1, Fault("x"))
     assert (after.line, after.offset) == (3, 2 + LIMIT + 2)
 
 
@@ -218,7 +218,7 @@ def test_lines_are_a_sequence() -> None:
 
 def test_what_is_no_line_has_a_place_as_well() -> None:
     item = Finding(rule="r", severity="error", message="m")
-    bad = reject("s", [item], 0, Fault("odd", "$.x"))
+    bad = make_reject("s", [item], 0, Fault("odd", "$.x"))
     assert (bad.source, bad.line, bad.offset, bad.path) == ("(pipeline)", 1, 0, "$.x")
     assert bad.sha256 == hashlib.sha256(msgspec.json.encode(item)).hexdigest()
 
@@ -261,7 +261,7 @@ MALFORMED = {
 def test_a_malformed_line_is_explained(line: bytes) -> None:
     with pytest.raises(DECODE_ERRORS) as caught:
         contract_of(line)
-    check_sentence(explain(caught.value))
+    check_sentence(decode_fault(caught.value))
 
 
 def check_sentence(fault: Fault) -> None:
@@ -288,7 +288,7 @@ def explain_line(line: bytes) -> Fault:
     try:
         contract_of(line)
     except DECODE_ERRORS as error:
-        return explain(error)
+        return decode_fault(error)
     raise AssertionError(line)
 
 
@@ -297,7 +297,7 @@ def test_a_path_is_kept_apart() -> None:
         msgspec.json.decode(
             b'{"schema":"stream.gap.v1","source":"s","lost":-1,"reason":"r"}', type=Control
         )
-    assert explain(caught.value) == Fault("expected `int` >= 0", "$.lost")
+    assert decode_fault(caught.value) == Fault("expected `int` >= 0", "$.lost")
 
 
 @pytest.mark.parametrize("key", ["k" * 100_000, "\x1b[2J\x1b]0;owned\x07", "a\nb", "\u202egnp"])
@@ -305,7 +305,7 @@ def test_what_a_line_names_of_itself_stays_short_and_printable(key: str) -> None
     line = json.dumps({key: 1, "schema_version": "boundary_event_v1"}).encode()
     with pytest.raises(msgspec.ValidationError) as caught:
         decode_boundary(line)
-    fault = explain(caught.value)
+    fault = decode_fault(caught.value)
     check_sentence(fault)
     assert fault.reason.startswith("object contains unknown field `")
 
@@ -323,7 +323,7 @@ def test_any_line_is_explained(line: bytes) -> None:
         try:
             decode(line)
         except DECODE_ERRORS as error:
-            check_sentence(explain(error))
+            check_sentence(decode_fault(error))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from msgspec import Meta
 
 import stream
-from stream.codec import explain
+from stream.codec import decode_fault
 from stream.records.control import WORDS, Fault
 
 
@@ -19,7 +19,7 @@ from stream.records.control import WORDS, Fault
 def test_a_text_of_another_form(form: str) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(b'[" \\n"]', type=list[Annotated[str, Meta(pattern=form)]])
-    assert explain(caught.value) == Fault(f"expected {WORDS[form]}", "$[0]")
+    assert decode_fault(caught.value) == Fault(f"expected {WORDS[form]}", "$[0]")
 
 
 def test_every_form_of_a_record_has_words() -> None:

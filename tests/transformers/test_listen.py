@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stream.boundary.descriptors import find_descriptor
 from stream.codec import TornLine
-from stream.records.control import Control, Finding, Gap, Reject, sentence
+from stream.records.control import Control, Finding, Gap, Reject, sentence_for_people
 from stream.transformers import listen
 from stream.transformers.listen import Listen
 from tests.core.properties import cut_into_batches
@@ -141,7 +141,7 @@ def test_escapes_of_a_bad_line_do_not_reach_the_terminal() -> None:
         Finding(rule="r", severity="warning", message=ESCAPES, source=ESCAPES, path=ESCAPES),
         Gap(source=ESCAPES, lost=1, reason=ESCAPES),
     ):
-        assert sentence(control).isprintable()
+        assert sentence_for_people(control).isprintable()
 
 
 def test_bad_lines_have_their_places() -> None:

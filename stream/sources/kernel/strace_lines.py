@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct, field
 
 from stream.records.control import Gap
-from stream.records.kernel import RawEvent, goes_up
+from stream.records.kernel import RawEvent, leaves_base_folder
 from stream.sources.kernel import strace_syntax as syntax
 from stream.sources.kernel.calls import (
     ACCEPTS,
@@ -304,7 +304,7 @@ def _set_base_folders(event: RawEvent, folder: TaskFolder, parsed: CallArguments
         if is_gone if is_own else name in parsed.gone:
             add_mark(event, "unreachable")
         if is_own:
-            start = None if folder.is_from_text and goes_up(path) else folder.path
+            start = None if folder.is_from_text and leaves_base_folder(path) else folder.path
         setattr(event, base, start)
 
 
