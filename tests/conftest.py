@@ -19,7 +19,7 @@ from stream.codec import BUNDLE
 from tests.forking import end_forking
 from tests.sweeping import is_sweep
 
-# Interpreters that tests start find modules compiled, whatever the caller's environment says.
+# Interpreters that tests start find modules compiled, whatever the caller's environment is.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -44,7 +44,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="session", autouse=True)
 def helpers_of_the_checkout() -> Iterator[None]:
     """The bundled probes have their helpers, also in sandboxes that can write nothing: a wheel
-    has them beside the probes, and a checkout is lent them for as long as something runs."""
+    has them next to the probes, and a checkout is lent them for as long as something runs."""
     with linked_helpers(BUNDLE):
         yield
 

@@ -93,7 +93,7 @@ class Folder:
         return next(item for item in items if item["type"] == kind)
 
     def _change(self) -> bytes:
-        """What an agent does to the workspace, as git tells it."""
+        """What an agent does to the workspace, as git shows it."""
         home = self.root / "history"
         (self.workspace / "kept.txt").write_text("one\r\ntwo\r\n")
         (self.workspace / "gone.bin").write_bytes(bytes(range(256)))

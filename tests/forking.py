@@ -55,8 +55,8 @@ def run_forked(
         for fd in (stdin, stdout, stderr):
             os.close(fd)
         threads.submit(_write, feed, data or b"")
-        said, noted = threads.submit(_read, out), threads.submit(_read, err)
-        return server.answer(patience), said.result(), noted.result()
+        out_data, err_data = threads.submit(_read, out), threads.submit(_read, err)
+        return server.answer(patience), out_data.result(), err_data.result()
 
 
 def end_forking() -> None:

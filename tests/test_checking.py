@@ -1,4 +1,4 @@
-"""check, given a run folder: what beside the events is not as they say."""
+"""check, given a run folder: what next to the events is not as they record it."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_metadata_that_cannot_be_used(data: bytes, folder: Folder) -> None:
     )
 
 
-def test_without_git_the_diff_is_not_judged(
+def test_without_git_the_diff_is_not_checked(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.write()
@@ -271,7 +271,7 @@ def test_what_was_lost_is_one_finding(folder: Folder) -> None:
 # --------------------------------------------------------------------- the diff
 
 
-def test_neither_user_nor_workspace_tells_git_anything(
+def test_neither_user_nor_workspace_configures_git(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attributes that convert, and filters that leave a trace, of the user and of the

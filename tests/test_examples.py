@@ -90,5 +90,5 @@ def test_denials_of_junk() -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLES / "denials.py"], input=b"{}\n", capture_output=True, check=False
     )
-    said = (done.returncode, done.stdout, done.stderr)
-    assert said == (1, b"", b"denied: 1 in = 0 out + 1 rejected + 0 filtered\n")
+    outcome = (done.returncode, done.stdout, done.stderr)
+    assert outcome == (1, b"", b"denied: 1 in = 0 out + 1 rejected + 0 filtered\n")

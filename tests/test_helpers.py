@@ -46,7 +46,7 @@ NAMES = sorted(path.name for path in HELPERS.iterdir() if path.name != "stream-c
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_helper_says_what_it_does(name: str) -> None:
+def test_every_helper_describes_what_it_does(name: str) -> None:
     """And that wrong use is 1."""
     for word in ("--help", "-h"):
         code, out, err = run(name, word, PATH=PATH)
@@ -70,10 +70,10 @@ def test_what_a_helper_cannot_do_is_2() -> None:
         ("emit-record", *EMITTED),
         ("probe-exec", "fs_tmp_write"),
     }
-    for name, *said in words:
+    for name, *args in words:
         with open("/dev/full", "w") as full:  # noqa: PTH123
             done = subprocess.run(
-                [HELPERS / name, *said],
+                [HELPERS / name, *args],
                 input=b"{}",
                 stdout=full,
                 stderr=subprocess.PIPE,
@@ -163,7 +163,7 @@ def test_realpath_of_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [("realpath", "x"), ("relpath", "x", "/"), ("relpath", "/", "x")])
 def test_a_way_that_starts_in_a_folder_that_is_gone(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Nobody can tell where it leads: it does not start at the root."""
+    """Nobody can know where it leads: it does not start at the root."""
     gone = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
     command = ["sh", "-c", gone, "sh", str(HELPERS / "portable-path"), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -232,7 +232,7 @@ def test_json_extract_points(pointer: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--pointer", "/nope"), "/nope"),
         (("--pointer", "/a/b/9"), "index"),
@@ -247,10 +247,10 @@ def test_json_extract_points(pointer: str, value: str) -> None:
         (("--file", "/dev/null"), "do not go together"),
     ],
 )
-def test_json_extract_refuses(words: tuple[str, ...], said: str) -> None:
+def test_json_extract_refuses(words: tuple[str, ...], message: str) -> None:
     code, out, err = run("json-extract", "--stdin", *words, stdin=DOCUMENT.encode())
     assert (code, out) == (1, "")
-    assert said in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 

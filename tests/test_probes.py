@@ -1,4 +1,4 @@
-"""The bundled probes in real sandboxes: what they say is what the sandbox does."""
+"""The bundled probes in real sandboxes: what they report is what the sandbox does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def matrix(
     return {record["probe"]["id"]: record["result"] for record in records}
 
 
-def of(*capabilities: str) -> list[str]:
+def probes_of(*capabilities: str) -> list[str]:
     """The probes that measure one of these capabilities."""
     declared = {f'\nprimary_capability_id="{capability}"\n' for capability in capabilities}
     texts = {path.stem: path.read_text() for path in sorted(PROBES.glob("*.sh"))}
@@ -65,7 +65,7 @@ def traces(*places: Path) -> set[Path]:
 
 def left_behind(before: set[Path], *places: Path) -> set[Path]:
     """What stays. Another run on this machine has files there too: of probes that still run, as
-    the number in the name tells, or that have removed them by now."""
+    the number in the name shows, or that have removed them by now."""
     new = {path for path in traces(*places) - before if not is_running(path)}
     return {path for path in new if path.exists()}
 
@@ -123,8 +123,8 @@ def test_unconfined(tmp_path: Path, home: Path) -> None:
     ):
         assert results[probe]["observed_result"] == "partial", (probe, results[probe])
     for probe in (
-        *of("cap_net_dns", "cap_net_outbound_any"),
-        *of("cap_proc_unsandboxed_escalation"),
+        *probes_of("cap_net_dns", "cap_net_outbound_any"),
+        *probes_of("cap_proc_unsandboxed_escalation"),
     ):
         assert results[probe]["observed_result"] != "success", (probe, results[probe])
 
@@ -198,7 +198,7 @@ def test_a_message_queue_that_was_only_made_is_removed(tmp_path: Path) -> None:
     assert done.stderr == b"1 cell = 1 record: 1 denied\n"
 
 
-def one(probe: str, workspace: Path, **env: str) -> dict[str, object]:
+def run_one(probe: str, workspace: Path, **env: str) -> dict[str, object]:
     done = subprocess.run(
         [STREAM, "probe", PROBES / f"{probe}.sh", "--workspace", workspace],
         env={**os.environ, **env},
@@ -214,7 +214,7 @@ def test_an_outbound_target_that_is_none(target: str, tmp_path: Path) -> None:
     """Numbers that wrap would reach a machine that nobody named; this one's own is not outside."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         named = target.format(listener.getsockname()[1])
-        got = one("net_outbound_ipv4_literal_denied", tmp_path, FENCE_OUTBOUND_TARGET=named)
+        got = run_one("net_outbound_ipv4_literal_denied", tmp_path, FENCE_OUTBOUND_TARGET=named)
     is_own = target in ("127.0.0.1:{}", "0.0.0.0:{}")
     assert got["observed_result"] == ("partial" if is_own else "error"), got
 
@@ -222,15 +222,15 @@ def test_an_outbound_target_that_is_none(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("workspace", ["/var/tmp", "/var", "/"])
 def test_what_lies_in_the_workspace_is_not_outside(workspace: str) -> None:
     for probe in ("fs_outside_workspace", "fs_symlink_bounce_write"):
-        got = one(probe, Path(workspace))
+        got = run_one(probe, Path(workspace))
         assert got["observed_result"] == "error", (probe, got)
         assert got["message"] == "not attempted: /var/tmp is part of the workspace"
         assert got["raw_exit_code"] is None
 
 
 @pytest.mark.parametrize("value", ["0", "no", "NONE", "false"])
-def test_a_marker_that_says_no(value: str, tmp_path: Path) -> None:
-    got = one("agent_sandbox_env_marker", tmp_path, IS_SANDBOX=value)
+def test_a_marker_with_a_negative_value(value: str, tmp_path: Path) -> None:
+    got = run_one("agent_sandbox_env_marker", tmp_path, IS_SANDBOX=value)
     assert got["observed_result"] != "success", got
 
 
@@ -245,7 +245,7 @@ def test_bubblewrap_read_only(tmp_path: Path, home: Path) -> None:
         assert results[probe]["observed_result"] == "denied", (probe, results[probe])
         assert results[probe]["errno"] == "EROFS"
     assert results["net_outbound_udp_route"]["errno"] == "ENETUNREACH"
-    foreign = of(
+    foreign = probes_of(
         "cap_net_outbound_any",
         "cap_net_dns",
         "cap_proc_signal_foreign",
@@ -258,8 +258,8 @@ def test_bubblewrap_read_only(tmp_path: Path, home: Path) -> None:
         assert message == "not attempted: no process outside this pid namespace is visible"
 
 
-#: processes of any name beside the harness
-BESIDE = """
+#: processes of any name other than the harness
+OTHERS = """
 import ctypes, os, subprocess, sys
 names = [b"x) R 1 (", b"a\\nb) S 1", b"two words", b")"]
 for name in names + [b"one of many"] * (int(sys.argv[1]) - len(names)):
@@ -272,16 +272,18 @@ subprocess.run(sys.argv[2:], stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 9])
-@pytest.mark.parametrize("beside", [0, 4, 300])
-def test_only_processes_beside_the_harness_count(beside: int, jobs: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [0, 4, 300])
+def test_only_processes_other_than_the_harness_count(
+    others: int, jobs: int, tmp_path: Path
+) -> None:
     if not shutil.which("bwrap"):
         pytest.skip("needs bubblewrap")
     command = [STREAM, "matrix", "--probes", PROBES, "--workspace", tmp_path, "--repeat", 3]
     command += ["-j", jobs, "--probe", "fs_proc_other_list", "net_tcp_connect_loopback"]
     sandbox = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     sandbox += ["--bind", "/tmp", "/tmp", "--unshare-all", "--die-with-parent"]
-    if beside:
-        sandbox += [sys.executable, "-c", BESIDE, str(beside)]
+    if others:
+        sandbox += [sys.executable, "-c", OTHERS, str(others)]
     done = subprocess.run(
         [*sandbox, *map(str, command)],
         stdin=subprocess.PIPE,
@@ -293,16 +295,16 @@ def test_only_processes_beside_the_harness_count(beside: int, jobs: int, tmp_pat
     lists = [record for record in records if record["probe"]["id"] == "fs_proc_other_list"]
     assert len(lists) == 3
     for record in lists:
-        result = "success" if beside else "partial"
+        result = "success" if others else "partial"
         assert record["result"]["observed_result"] == result, record
-        assert record["payload"]["raw"]["others"] == beside
+        assert record["payload"]["raw"]["others"] == others
 
 
-def test_who_is_just_gone_is_beside_nobody(tmp_path: Path) -> None:
-    """As the kernel tells of a process that is being forgotten: without a parent or a group."""
+def test_a_process_that_is_just_gone_is_not_counted(tmp_path: Path) -> None:
+    """As the kernel shows a process that is being forgotten: without a parent or a group."""
     proc, folder = tmp_path / "proc", tmp_path / "probes"
     folder.mkdir()
-    told = {
+    stats = {
         "self": "200 (bash) R 100 200 200",
         "1": "1 (init) S 0 1 1",
         "100": "100 (stream) S 1 100 100",
@@ -310,7 +312,7 @@ def test_who_is_just_gone_is_beside_nobody(tmp_path: Path) -> None:
         "300": "300 (other) S 1 300 300",
         "400": "400 (bash) X 0 -1 -1",
     }
-    for name, stat in told.items():
+    for name, stat in stats.items():
         (proc / name).mkdir(parents=True)
         (proc / name / "stat").write_text(f"{stat} 0 -1 4194304\n")
     probe = folder / "fs_proc_other_list.sh"
@@ -337,8 +339,8 @@ def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path, step: 
     places = (home, workspace, workspace / ".git", workspace / ".git" / "hooks")
     before = traces()
     command = [STREAM, "matrix", "--as-completed", "--probes", PROBES, "--workspace", workspace]
-    moments = (0, 1, 3, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 50, 66, 80)
-    for records in moments[::step]:
+    counts = (0, 1, 3, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 50, 66, 80)
+    for records in counts[::step]:
         run = subprocess.Popen(
             list(map(str, command)),
             stdout=subprocess.PIPE,

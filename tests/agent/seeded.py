@@ -27,7 +27,7 @@ _ALPHABETS = {
 }
 
 
-def filled(template: str, rng: random.Random) -> str:
+def fill_template(template: str, rng: random.Random) -> str:
     """A template of the tables, with `<20>` and the like made up."""
 
     def make(found: re.Match[str]) -> str:
@@ -146,22 +146,22 @@ CHANNELS: dict[str, Channel] = {
 _BREAKS = {"table": ",;", ".env": '"$`', "sql": "'"}
 
 
-def secrets(seed: int) -> Iterator[Secret]:
-    """Keys of every vendor of the table, one each, and what no shape tells."""
+def make_secrets(seed: int) -> Iterator[Secret]:
+    """Keys of every vendor of the table, one each, and what no shape shows."""
     rng = random.Random(seed)
     seen = set()
     for key in KEYS:
         if key.kind not in seen and "secret" not in str(key.shape):
             seen.add(key.kind)
             name = rng.choice(["api_token", "service_key", "config", "value", "password"])
-            yield Secret(key.kind, name, filled(key.example, rng))
+            yield Secret(key.kind, name, fill_template(key.example, rng))
     for kind, (name, make) in GENERIC.items():
         yield Secret(kind, name, make(rng))
 
 
-def written(seed: int) -> Iterator[tuple[Secret, str, str, list[str]]]:
+def iter_written(seed: int) -> Iterator[tuple[Secret, str, str, list[str]]]:
     """(secret, channel, what is written, the forms of which none may come out)."""
-    for secret in secrets(seed):
+    for secret in make_secrets(seed):
         for name, channel in CHANNELS.items():
             if any(mark in secret.value for mark in _BREAKS.get(name, "")):
                 continue

@@ -26,18 +26,18 @@ DATA = Path(__file__).parent.parent / "data/claude"
 _STATUS = "API Error: 529 stub 529. This is a server-side issue"
 
 
-def answer_text(declared: DeclaredOutput) -> str:
+def answer_text_of(declared: DeclaredOutput) -> str:
     assert declared.answer is not None
     return declared.answer.text
 
 
-def written(folder: Path, data: bytes | str) -> DeclaredOutput:
+def read_written(folder: Path, data: bytes | str) -> DeclaredOutput:
     path = folder / "stdout.txt"
     path.write_bytes(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data)
     return read_declared(path)
 
 
-def record(**fields: Any) -> str:
+def encode_record(**fields: Any) -> str:
     return json.dumps({"session_id": "s", **fields})
 
 
@@ -53,7 +53,7 @@ def record(**fields: Any) -> str:
 def test_text_declares_nothing_but_itself(name: str, text: str) -> None:
     declared = read_declared(DATA / f"{name}.text")
     assert declared.mode == "text"
-    assert answer_text(declared) == text
+    assert answer_text_of(declared) == text
     assert declared.denials is None
     assert declared.is_error is None
     assert declared.results == 0
@@ -63,7 +63,7 @@ def test_text_declares_nothing_but_itself(name: str, text: str) -> None:
 def test_a_run_that_went_well(kind: str) -> None:
     declared = read_declared(DATA / f"success.{kind}")
     assert declared.mode == ("stream-json" if kind == "stream.jsonl" else "json")
-    assert answer_text(declared) == "All tests pass."
+    assert answer_text_of(declared) == "All tests pass."
     assert declared.is_error is False
     assert (declared.denials, declared.denied_tools) == (0, [])
     assert (declared.results, declared.turns) == (1, 4)
@@ -79,7 +79,7 @@ def test_the_kin_of_claude_code_declares_its_own_version() -> None:
     declared = read_declared(DATA.parent / "agents/qwen.stream.jsonl")
     assert (declared.mode, declared.agent_version) == ("stream-json", "0.15.10")
     assert (declared.is_error, declared.denials, declared.model) == (False, 0, "stub")
-    assert answer_text(declared).startswith("Done.")
+    assert answer_text_of(declared).startswith("Done.")
 
 
 @pytest.mark.parametrize("agent", ["codex", "gemini"])
@@ -87,13 +87,13 @@ def test_what_has_another_form_is_text(agent: str) -> None:
     path = DATA.parent / f"agents/{agent}.stream.jsonl"
     declared = read_declared(path)
     assert (declared.mode, declared.results, declared.denials) == ("text", 0, None)
-    assert answer_text(declared) == path.read_text()
+    assert answer_text_of(declared) == path.read_text()
 
 
 @pytest.mark.parametrize("kind", ["json", "stream.jsonl"])
 def test_a_refused_run_names_its_tools_though_it_claims_success(kind: str) -> None:
     declared = read_declared(DATA / f"refused.{kind}")
-    assert answer_text(declared) == "All tests pass."
+    assert answer_text_of(declared) == "All tests pass."
     assert declared.is_error is False
     assert declared.denials == 3
     assert declared.denied_tools == ["Write", "Bash"]
@@ -104,7 +104,7 @@ def test_a_refused_run_names_its_tools_though_it_claims_success(kind: str) -> No
 def test_an_error_of_the_api_is_one_though_it_is_called_success(status: str, kind: str) -> None:
     declared = read_declared(DATA / f"{status}.{kind}")
     assert declared.is_error is True
-    assert answer_text(declared).startswith(
+    assert answer_text_of(declared).startswith(
         _STATUS if status == "st529" else "Failed to authenticate"
     )
 
@@ -112,7 +112,7 @@ def test_an_error_of_the_api_is_one_though_it_is_called_success(status: str, kin
 def test_work_in_the_background_has_two_results() -> None:
     declared = read_declared(DATA / "background.stream.jsonl")
     assert declared.results == 2
-    assert answer_text(declared) == "k"
+    assert answer_text_of(declared) == "k"
     assert declared.input_tokens == 201 + 102
     assert declared.turns == 2 + 1
     assert read_declared(DATA / "background.json").results == 1
@@ -122,30 +122,30 @@ def test_work_in_the_background_has_two_results() -> None:
 def test_without_a_result_there_is_no_answer(tmp_path: Path) -> None:
     """As after an interrupt: what was refused until then is known all the same."""
     lines = (DATA / "refused.stream.jsonl").read_bytes().splitlines(keepends=True)
-    declared = written(tmp_path, b"".join(lines[:-1]))
+    declared = read_written(tmp_path, b"".join(lines[:-1]))
     assert declared.mode == "stream-json"
     assert declared.answer is None
     assert declared.is_error is None
     assert declared.denials == 3
-    assert written(tmp_path, lines[0]).denials is None
+    assert read_written(tmp_path, lines[0]).denials is None
 
 
 def test_a_torn_last_line_is_a_problem(tmp_path: Path) -> None:
     data = (DATA / "success.stream.jsonl").read_bytes()
-    declared = written(tmp_path, data[:-100])
+    declared = read_written(tmp_path, data[:-100])
     assert (declared.mode, declared.problems, declared.answer) == ("stream-json", 1, None)
     data = (DATA / "success.verbose.json").read_bytes()
-    declared = written(tmp_path, data[:-100])
+    declared = read_written(tmp_path, data[:-100])
     assert (declared.mode, declared.problems, declared.answer) == ("json", 1, None)
 
 
 @pytest.mark.parametrize("text", ["", "\n", " \n\t\n", "\n" * 100_000])
 def test_blank_is_empty(tmp_path: Path, text: str) -> None:
-    assert written(tmp_path, text) == DeclaredOutput(mode="empty")
+    assert read_written(tmp_path, text) == DeclaredOutput(mode="empty")
 
 
 def test_blank_for_long_and_then_text_is_text(tmp_path: Path) -> None:
-    assert written(tmp_path, "\n" * 100_000 + "x").mode == "text"
+    assert read_written(tmp_path, "\n" * 100_000 + "x").mode == "text"
 
 
 def test_what_cannot_be_read_states_why(tmp_path: Path) -> None:
@@ -172,28 +172,30 @@ def test_what_cannot_be_read_states_why(tmp_path: Path) -> None:
     ],
 )
 def test_json_of_another_kind_is_text(tmp_path: Path, text: str) -> None:
-    declared = written(tmp_path, text)
+    declared = read_written(tmp_path, text)
     assert declared.mode == "text"
-    assert answer_text(declared) == text
+    assert answer_text_of(declared) == text
 
 
 def test_text_that_quotes_a_record_late_is_text(tmp_path: Path) -> None:
-    text = "line\n" * 30 + record(type="result", result="x") + "\n"
-    assert written(tmp_path, text).mode == "text"
+    text = "line\n" * 30 + encode_record(type="result", result="x") + "\n"
+    assert read_written(tmp_path, text).mode == "text"
 
 
 def test_lines_before_the_first_record_are_problems(tmp_path: Path) -> None:
-    text = "warning: something\n\n" + record(type="result", result="x", is_error=False) + "\n"
-    declared = written(tmp_path, text)
-    assert (declared.mode, declared.problems, answer_text(declared)) == ("json", 1, "x")
+    text = (
+        "warning: something\n\n" + encode_record(type="result", result="x", is_error=False) + "\n"
+    )
+    declared = read_written(tmp_path, text)
+    assert (declared.mode, declared.problems, answer_text_of(declared)) == ("json", 1, "x")
 
 
 def test_fields_of_other_types_are_not_there(tmp_path: Path) -> None:
-    odd = record(
+    odd = encode_record(
         type="result", subtype=1, result=[1], is_error="no", usage=[], num_turns=True,
         duration_ms=-1, permission_denials=[1, {"tool_name": 3}, {}], modelUsage=[],
     )  # fmt: skip
-    declared = written(tmp_path, odd)
+    declared = read_written(tmp_path, odd)
     assert declared.answer is None
     assert declared.is_error is None
     assert declared.turns is None
@@ -202,15 +204,15 @@ def test_fields_of_other_types_are_not_there(tmp_path: Path) -> None:
 
 
 def test_one_error_among_the_results_is_an_error(tmp_path: Path) -> None:
-    lines = [record(type="result", result=str(n), is_error=n == 0) for n in range(2)]
-    declared = written(tmp_path, "\n".join(lines))
+    lines = [encode_record(type="result", result=str(n), is_error=n == 0) for n in range(2)]
+    declared = read_written(tmp_path, "\n".join(lines))
     assert declared.is_error is True
-    assert answer_text(declared) == "1"
+    assert answer_text_of(declared) == "1"
 
 
 def test_names_are_bounded_and_visible(tmp_path: Path) -> None:
     denials = [{"tool_name": f"\x1b[{n}" + "x" * 200, "tool_use_id": str(n)} for n in range(50)]
-    declared = written(tmp_path, record(type="result", permission_denials=denials))
+    declared = read_written(tmp_path, encode_record(type="result", permission_denials=denials))
     assert declared.denials == 50
     assert len(declared.denied_tools) == TOOLS
     assert all(name.isprintable() and len(name) < NAME + 10 for name in declared.denied_tools)
@@ -218,8 +220,8 @@ def test_names_are_bounded_and_visible(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_too_long_is_cut_and_has_its_digest(tmp_path: Path) -> None:
     text = "é" * ANSWER
-    for data in (text, record(type="result", result=text)):
-        answer = written(tmp_path, data).answer
+    for data in (text, encode_record(type="result", result=text)):
+        answer = read_written(tmp_path, data).answer
         assert answer is not None
         assert answer.is_cut
         assert answer.bytes == 2 * ANSWER
@@ -228,7 +230,10 @@ def test_an_answer_that_is_too_long_is_cut_and_has_its_digest(tmp_path: Path) ->
 
 
 def test_half_of_a_surrogate_pair_is_a_problem(tmp_path: Path) -> None:
-    assert written(tmp_path, '{"type":"result","session_id":"s","result":"\\ud800"}').mode == "text"
+    assert (
+        read_written(tmp_path, '{"type":"result","session_id":"s","result":"\\ud800"}').mode
+        == "text"
+    )
 
 
 @given(st.integers(1, 400), st.sampled_from(["success", "background"]))
@@ -245,14 +250,17 @@ def test_an_array_is_cut_into_its_objects_at_any_block(size: int, name: str) -> 
 
 
 def _large(kind: str) -> Iterator[bytes]:
-    result = record(type="result", result="the end", is_error=False).encode()
+    result = encode_record(type="result", result="the end", is_error=False).encode()
     filler = b"x" * (1 << 20)
     if kind == "one line of text":
         yield from (filler for _ in range(40))
     elif kind == "lines of text":
         yield from ((b"y" * 99 + b"\n") * 10_000 for _ in range(40))
     elif kind == "a long line in a stream":
-        yield from (record(type="system").encode(), b'\n{"session_id":"s","type":"user","x":"')
+        yield from (
+            encode_record(type="system").encode(),
+            b'\n{"session_id":"s","type":"user","x":"',
+        )
         yield from (filler for _ in range(40))
         yield from (b'"}\n', result)
     else:
@@ -279,4 +287,4 @@ def test_memory_is_bounded(tmp_path: Path, kind: str) -> None:
         assert declared.answer.is_cut
         assert declared.answer.bytes == path.stat().st_size
     else:
-        assert (answer_text(declared), declared.problems) == ("the end", 1)
+        assert (answer_text_of(declared), declared.problems) == ("the end", 1)

@@ -40,7 +40,7 @@ PYTEST = Command("pytest", "test", "2026-01-02T03:04:05Z")
 LS = Command("ls", "other", "2026-01-02T03:04:05Z")
 
 
-def answered(
+def make_answer(
     text: str, mode: Literal["text", "json"] = "text", is_cut: bool = False
 ) -> DeclaredOutput:
     data = text.encode("utf-8", "surrogatepass")
@@ -55,10 +55,10 @@ def patch(tmp_path: Path) -> Path:
     return path
 
 
-def evaluated(
+def evaluate_answer(
     patch: Path,
     *,
-    asked: Iterable[str] = CONSTRAINTS,
+    constraints: Iterable[str] = CONSTRAINTS,
     changes: Sequence[ChangedPath | str] = (),
     complete: bool = True,
     commands: Sequence[Command] | None = (),
@@ -70,11 +70,11 @@ def evaluated(
     diff = Diff(iter(paths), patch, SHA, complete)
     log = None if commands is None else iter(commands)
     return evaluate_constraints(
-        [CONSTRAINTS[name] for name in asked], diff, log, declared, mode, no_commands=why
+        [CONSTRAINTS[name] for name in constraints], diff, log, declared, mode, no_commands=why
     )
 
 
-def check(evaluation: Evaluation, name: str) -> Check:
+def find_check(evaluation: Evaluation, name: str) -> Check:
     groups = (evaluation.alignment, evaluation.quality, evaluation.policy)
     (found,) = [check for group in groups for check in group.checks or () if check.id == name]
     return found
@@ -103,21 +103,23 @@ def check(evaluation: Evaluation, name: str) -> Check:
 )
 @pytest.mark.parametrize("mode", ["text", "json"])
 def test_json_only(patch: Path, text: str, status: Status, mode: Literal["text", "json"]) -> None:
-    evaluation = evaluated(patch, declared=answered(text, mode))
-    assert check(evaluation, JSON_ONLY).status == status
+    evaluation = evaluate_answer(patch, declared=make_answer(text, mode))
+    assert find_check(evaluation, JSON_ONLY).status == status
     assert evaluation.alignment.status == status
     assert evaluation.alignment.score is None
     assert [v.severity for v in evaluation.alignment.violations] == ["fail"] * (status == "fail")
 
 
 def test_json_only_cites_the_answer(patch: Path) -> None:
-    (violation,) = evaluated(patch, declared=answered("Well,\n\x1b[1mhere")).alignment.violations
+    (violation,) = evaluate_answer(
+        patch, declared=make_answer("Well,\n\x1b[1mhere")
+    ).alignment.violations
     assert violation.id == JSON_ONLY
     assert violation.evidence == (
         'claude_stdout.txt (declared): neither an object nor an array: "Well, \\x1b[1mhere"'
     )
     digest = hashlib.sha256(b"{}").hexdigest()
-    assert check(evaluated(patch, declared=answered("{}")), JSON_ONLY).evidence == (
+    assert find_check(evaluate_answer(patch, declared=make_answer("{}")), JSON_ONLY).evidence == (
         f"claude_stdout.txt (declared): an object, 2 bytes [sha256:{digest}]"
     )
 
@@ -132,20 +134,20 @@ def test_json_only_cites_the_answer(patch: Path) -> None:
             "unreadable: permission denied",
         ),
         (DeclaredOutput(mode="stream-json"), "no final answer was declared"),
-        (answered("{", is_cut=True), "too long to be judged"),
+        (make_answer("{", is_cut=True), "too long to be judged"),
     ],
 )
 def test_json_only_is_unknown_without_a_whole_answer(
     patch: Path, declared: DeclaredOutput | None, reason: str
 ) -> None:
-    found = check(evaluated(patch, declared=declared), JSON_ONLY)
+    found = find_check(evaluate_answer(patch, declared=declared), JSON_ONLY)
     assert found.status == "unknown"
     assert reason in found.evidence
 
 
 @pytest.mark.parametrize("text", ["words of the agent", '{"words": "of the agent"}'])
 def test_hashed_runs_cite_digests_only(patch: Path, text: str) -> None:
-    found = check(evaluated(patch, declared=answered(text), mode="hashed"), JSON_ONLY)
+    found = find_check(evaluate_answer(patch, declared=make_answer(text), mode="hashed"), JSON_ONLY)
     assert "words" not in found.evidence
     assert f"[sha256:{hashlib.sha256(text.encode()).hexdigest()}]" in found.evidence
 
@@ -189,13 +191,13 @@ def test_the_table_is_that_of_unicode_16_at_least() -> None:
 
 
 def test_an_emoji_of_the_answer_fails_with_its_place(patch: Path) -> None:
-    found = check(evaluated(patch, declared=answered("one\ntwo 🇩🇪")), NO_EMOJIS)
+    found = find_check(evaluate_answer(patch, declared=make_answer("one\ntwo 🇩🇪")), NO_EMOJIS)
     assert found.status == "fail"
     where = "U+1F1E9 U+1F1EA in line 2, column 5 of the answer"
     assert found.evidence.startswith(f"claude_stdout.txt (declared): {where} [sha256:")
 
 
-def _diff(folder: Path, before: dict[str, bytes], after: dict[str, bytes]) -> bytes:
+def _run_git_diff(folder: Path, before: dict[str, bytes], after: dict[str, bytes]) -> bytes:
     """What git makes of it."""
     for side, files in (("before", before), ("after", after)):
         (folder / side).mkdir()
@@ -211,16 +213,16 @@ def _diff(folder: Path, before: dict[str, bytes], after: dict[str, bytes]) -> by
 def test_an_added_emoji_fails_with_its_place(patch: Path, tmp_path: Path) -> None:
     before = {"a.py": b"1\n2\n3\n4\n5\n6\n7\n8\n9\n"}
     after = {"a.py": "1\n2\n3\n4\n5\n6\n7\n8\nnine 😀\n".encode()}
-    patch.write_bytes(_diff(tmp_path, before, after))
-    found = check(evaluated(patch, declared=answered("fine")), NO_EMOJIS)
+    patch.write_bytes(_run_git_diff(tmp_path, before, after))
+    found = find_check(evaluate_answer(patch, declared=make_answer("fine")), NO_EMOJIS)
     assert found.status == "fail"
     assert found.evidence == f"fs_diff.patch: U+1F600 in line 9 of a.py [sha256:{SHA}]"
 
 
 def test_an_emoji_that_is_removed_or_stays_is_none(patch: Path, tmp_path: Path) -> None:
     before = {"a.py": "😀\nstays 😀\n".encode(), "😀.py": b"x\n"}
-    patch.write_bytes(_diff(tmp_path, before, {"a.py": "stays 😀\n-- \n".encode()}))
-    found = check(evaluated(patch, declared=answered("fine")), NO_EMOJIS)
+    patch.write_bytes(_run_git_diff(tmp_path, before, {"a.py": "stays 😀\n-- \n".encode()}))
+    found = find_check(evaluate_answer(patch, declared=make_answer("fine")), NO_EMOJIS)
     assert found.status == "pass"
     assert "none in 1 added lines" in found.evidence
     assert "none in 4 bytes" in found.evidence
@@ -228,19 +230,24 @@ def test_an_emoji_that_is_removed_or_stays_is_none(patch: Path, tmp_path: Path) 
 
 
 def test_an_emoji_fails_whatever_else_is_missing(patch: Path) -> None:
-    found = check(evaluated(patch, declared=answered("😀", is_cut=True), complete=False), NO_EMOJIS)
+    found = find_check(
+        evaluate_answer(patch, declared=make_answer("😀", is_cut=True), complete=False), NO_EMOJIS
+    )
     assert found.status == "fail"
     patch.write_text("--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+😀\n")
-    assert check(evaluated(patch, declared=None, complete=False), NO_EMOJIS).status == "fail"
+    assert (
+        find_check(evaluate_answer(patch, declared=None, complete=False), NO_EMOJIS).status
+        == "fail"
+    )
 
 
 @pytest.mark.parametrize(
     ("declared", "complete", "status"),
     [
-        (answered("fine"), True, "pass"),
+        (make_answer("fine"), True, "pass"),
         (DeclaredOutput(mode="empty"), True, "pass"),
-        (answered("fine"), False, "unknown"),
-        (answered("fine", is_cut=True), True, "unknown"),
+        (make_answer("fine"), False, "unknown"),
+        (make_answer("fine", is_cut=True), True, "unknown"),
         (DeclaredOutput(mode="stream-json"), True, "unknown"),
         (DeclaredOutput(mode="unreadable"), True, "unknown"),
         (None, True, "unknown"),
@@ -249,12 +256,18 @@ def test_an_emoji_fails_whatever_else_is_missing(patch: Path) -> None:
 def test_no_emoji_needs_the_whole_answer_and_the_whole_diff(
     patch: Path, declared: DeclaredOutput | None, complete: bool, status: Status
 ) -> None:
-    assert check(evaluated(patch, declared=declared, complete=complete), NO_EMOJIS).status == status
+    assert (
+        find_check(evaluate_answer(patch, declared=declared, complete=complete), NO_EMOJIS).status
+        == status
+    )
 
 
 def test_a_patch_that_cannot_be_read_makes_no_verdict(patch: Path) -> None:
     patch.unlink()
-    assert check(evaluated(patch, declared=answered("fine")), NO_EMOJIS).status == "unknown"
+    assert (
+        find_check(evaluate_answer(patch, declared=make_answer("fine")), NO_EMOJIS).status
+        == "unknown"
+    )
 
 
 def test_the_table_is_loaded_only_where_there_is_something_to_look_up() -> None:
@@ -279,7 +292,7 @@ def test_the_added_lines_are_those_that_git_adds(
         return ("\n".join(lines) + "\n" * ends).encode()
 
     folder = tmp_path_factory.mktemp("diff")
-    data = _diff(folder, {"f": contents(before)}, {"f": contents(after)})
+    data = _run_git_diff(folder, {"f": contents(before)}, {"f": contents(after)})
     (folder / "patch").write_bytes(data)
     text = contents(after).decode().split("\n")
     for addition in added_lines(folder / "patch"):
@@ -287,11 +300,11 @@ def test_the_added_lines_are_those_that_git_adds(
         assert addition.text.rstrip("\n") == text[addition.line - 1]
     count = sum(1 for _ in added_lines(folder / "patch"))
     _, _, hunks = data.partition(b"@@ ")
-    expected = _added(b"@@ " + hunks) if hunks else 0
+    expected = _count_added(b"@@ " + hunks) if hunks else 0
     assert count == expected, data
 
 
-def _added(hunks: bytes) -> int:
+def _count_added(hunks: bytes) -> int:
     """Counted by git itself: what --numstat would count, from the sizes of the hunks."""
     done = subprocess.run(
         ["git", "apply", "--numstat", "-"],
@@ -307,7 +320,7 @@ def _added(hunks: bytes) -> int:
 def test_a_long_line_is_read_in_pieces(patch: Path, place: int, emoji: str) -> None:
     line = "x" * place + emoji + "y" * 10
     patch.write_text(f"--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n z\n+{line}\n")
-    found = check(evaluated(patch, declared=answered("fine")), NO_EMOJIS)
+    found = find_check(evaluate_answer(patch, declared=make_answer("fine")), NO_EMOJIS)
     assert "in line 2 of x" in found.evidence
 
 
@@ -320,7 +333,7 @@ def test_a_huge_patch_takes_no_memory(patch: Path) -> None:
         file.write(b"\n+\n")
     find_emoji("é")
     tracemalloc.start()
-    found = check(evaluated(patch, declared=answered("fine")), NO_EMOJIS)
+    found = find_check(evaluate_answer(patch, declared=make_answer("fine")), NO_EMOJIS)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "none in 2 added lines" in found.evidence
@@ -369,7 +382,7 @@ def test_a_huge_patch_takes_no_memory(patch: Path) -> None:
 )
 def test_what_the_configuration_of_a_ci_is(patch: Path, path: str) -> None:
     assert is_ci_path(path)
-    found = check(evaluated(patch, changes=["a.py", path]), NO_CI_CHANGES)
+    found = find_check(evaluate_answer(patch, changes=["a.py", path]), NO_CI_CHANGES)
     assert found.status == "fail"
     assert found.evidence.startswith("fs_diff.patch: ")
     assert path.replace("\n", "\\n") in found.evidence
@@ -402,22 +415,22 @@ def test_a_ci_configuration_may_not_come_or_go_either(
     patch: Path, what: Literal["added", "removed", "changed"]
 ) -> None:
     changes = [ChangedPath(".travis.yml", what)]
-    assert check(evaluated(patch, changes=changes), NO_CI_CHANGES).status == "fail"
-    incomplete = evaluated(patch, changes=changes, complete=False)
-    assert check(incomplete, NO_CI_CHANGES).status == "fail"
+    assert find_check(evaluate_answer(patch, changes=changes), NO_CI_CHANGES).status == "fail"
+    incomplete = evaluate_answer(patch, changes=changes, complete=False)
+    assert find_check(incomplete, NO_CI_CHANGES).status == "fail"
 
 
 def test_without_one_it_passes_where_all_is_seen(patch: Path) -> None:
-    found = check(evaluated(patch, changes=["a.py", "b.py"]), NO_CI_CHANGES)
+    found = find_check(evaluate_answer(patch, changes=["a.py", "b.py"]), NO_CI_CHANGES)
     assert found.status == "pass"
     assert found.evidence == f"fs_diff.patch: none of 2 changed paths [sha256:{SHA}]"
-    unseen = check(evaluated(patch, changes=["a.py"], complete=False), NO_CI_CHANGES)
+    unseen = find_check(evaluate_answer(patch, changes=["a.py"], complete=False), NO_CI_CHANGES)
     assert unseen.status == "unknown"
 
 
 def test_many_paths_are_counted(patch: Path) -> None:
     changes = [f".github/workflows/a-rather-long-name-{n}.yml" for n in range(3000)]
-    found = check(evaluated(patch, changes=changes), NO_CI_CHANGES)
+    found = find_check(evaluate_answer(patch, changes=changes), NO_CI_CHANGES)
     assert "and 2998 more [sha256:" in found.evidence
 
 
@@ -500,8 +513,8 @@ def test_tests_required(
     status: Status,
     words: str,
 ) -> None:
-    evaluation = evaluated(patch, changes=changes, complete=complete, commands=commands)
-    found = check(evaluation, TESTS_REQUIRED)
+    evaluation = evaluate_answer(patch, changes=changes, complete=complete, commands=commands)
+    found = find_check(evaluation, TESTS_REQUIRED)
     assert found.status == status
     assert words in found.evidence
     assert found.evidence.startswith("fs_diff.patch: ")
@@ -510,23 +523,29 @@ def test_tests_required(
 
 def test_a_removed_test_is_no_change_of_tests(patch: Path) -> None:
     changes = [ChangedPath("a.py", "changed"), ChangedPath("test_a.py", "removed")]
-    assert check(evaluated(patch, changes=changes, commands=[LS]), TESTS_REQUIRED).status == "fail"
+    assert (
+        find_check(evaluate_answer(patch, changes=changes, commands=[LS]), TESTS_REQUIRED).status
+        == "fail"
+    )
 
 
 def test_removed_code_is_changed_code(patch: Path) -> None:
     changes = [ChangedPath("a.py", "removed")]
-    assert check(evaluated(patch, changes=changes, commands=[LS]), TESTS_REQUIRED).status == "fail"
+    assert (
+        find_check(evaluate_answer(patch, changes=changes, commands=[LS]), TESTS_REQUIRED).status
+        == "fail"
+    )
 
 
 # --- what was not asked, what was refused, and all together -------------------------------------
 
 
 def test_what_was_not_asked_is_unknown(patch: Path) -> None:
-    evaluation = evaluated(
-        patch, asked=[], changes=[".travis.yml", "a.py"], declared=answered("😀")
+    evaluation = evaluate_answer(
+        patch, constraints=[], changes=[".travis.yml", "a.py"], declared=make_answer("😀")
     )
     for name in CONSTRAINTS:
-        assert check(evaluation, name) == Check(name, "unknown", NOT_ASKED)
+        assert find_check(evaluation, name) == Check(name, "unknown", NOT_ASKED)
     assert evaluation.alignment.status == "unknown"
     assert evaluation.alignment.violations == []
     assert evaluation.quality.status == "unknown"
@@ -534,7 +553,7 @@ def test_what_was_not_asked_is_unknown(patch: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "changes", "answer", "policy"),
+    ("constraints", "changes", "answer", "policy"),
     [
         ([NO_CI_CHANGES], ["a.py"], "😀", "pass"),
         ([NO_EMOJIS], [".travis.yml"], "fine", "pass"),
@@ -545,16 +564,18 @@ def test_what_was_not_asked_is_unknown(patch: Path) -> None:
     ],
 )
 def test_the_worst_of_what_was_asked_counts(
-    patch: Path, asked: list[str], changes: list[str], answer: str, policy: Status
+    patch: Path, constraints: list[str], changes: list[str], answer: str, policy: Status
 ) -> None:
-    evaluation = evaluated(patch, asked=asked, changes=changes, declared=answered(answer))
+    evaluation = evaluate_answer(
+        patch, constraints=constraints, changes=changes, declared=make_answer(answer)
+    )
     assert evaluation.policy.status == policy
 
 
 def test_unknown_is_worse_than_pass(patch: Path) -> None:
-    evaluation = evaluated(patch, changes=["a.py"], declared=None)
-    assert check(evaluation, NO_CI_CHANGES).status == "pass"
-    assert check(evaluation, NO_EMOJIS).status == "unknown"
+    evaluation = evaluate_answer(patch, changes=["a.py"], declared=None)
+    assert find_check(evaluation, NO_CI_CHANGES).status == "pass"
+    assert find_check(evaluation, NO_EMOJIS).status == "unknown"
     assert evaluation.policy.status == "unknown"
 
 
@@ -574,8 +595,8 @@ DATA = Path(__file__).parent.parent / "data/claude"
 def test_a_refused_agent_is_seen_though_it_claims_success(
     patch: Path, sample: str, status: Status, words: str
 ) -> None:
-    evaluation = evaluated(patch, declared=read_declared(DATA / sample), asked=[])
-    found = check(evaluation, NOT_REFUSED)
+    evaluation = evaluate_answer(patch, declared=read_declared(DATA / sample), constraints=[])
+    found = find_check(evaluation, NOT_REFUSED)
     assert found.status == status
     assert words in found.evidence
     assert found.evidence.startswith("claude_stdout.txt (declared): ")
@@ -583,13 +604,17 @@ def test_a_refused_agent_is_seen_though_it_claims_success(
 
 
 def test_only_a_refusal_counts_towards_the_policy(patch: Path) -> None:
-    passed = evaluated(patch, asked=[NO_CI_CHANGES], declared=read_declared(DATA / "success.text"))
-    assert check(passed, NOT_REFUSED).status == "unknown"
+    passed = evaluate_answer(
+        patch, constraints=[NO_CI_CHANGES], declared=read_declared(DATA / "success.text")
+    )
+    assert find_check(passed, NOT_REFUSED).status == "unknown"
     assert passed.policy.status == "pass"
-    warned = evaluated(patch, asked=[NO_CI_CHANGES], declared=read_declared(DATA / "refused.json"))
+    warned = evaluate_answer(
+        patch, constraints=[NO_CI_CHANGES], declared=read_declared(DATA / "refused.json")
+    )
     assert warned.policy.status == "warn"
     changes = [".travis.yml"]
-    failed = evaluated(patch, changes=changes, declared=read_declared(DATA / "refused.json"))
+    failed = evaluate_answer(patch, changes=changes, declared=read_declared(DATA / "refused.json"))
     assert failed.policy.status == "fail"
 
 
@@ -609,7 +634,7 @@ _text = st.text(max_size=400) | st.sampled_from(
     numbers=st.tuples(st.integers(0, 10**15), st.integers(0, 10**9)),
     logged=st.none() | st.lists(st.sampled_from(["test", "other"]), max_size=2),
     complete=st.booleans(),
-    kind=st.sampled_from(["said", "cut", "refused", "unreadable", "none"]),
+    kind=st.sampled_from(["answered", "cut", "refused", "unreadable", "none"]),
     mode=st.sampled_from(["full", "redacted", "hashed"]),
 )
 def test_evidence_is_bounded_and_visible(
@@ -627,7 +652,7 @@ def test_evidence_is_bounded_and_visible(
     patch.write_bytes(b"+++ b/" + name + b"\n@@ -1 +1 @@\n+" + texts[1].encode() + b"\n")
     answer = AgentAnswer(texts[2], numbers[0], SHA, is_cut=kind == "cut")
     declared = {
-        "said": DeclaredOutput(mode="text", answer=answer),
+        "answered": DeclaredOutput(mode="text", answer=answer),
         "cut": DeclaredOutput(mode="text", answer=answer),
         "refused": DeclaredOutput(
             mode="json", answer=answer, denials=numbers[1] + 1, denied_tools=texts
@@ -636,7 +661,7 @@ def test_evidence_is_bounded_and_visible(
         "none": None,
     }[kind]
     commands = None if logged is None else [Command(texts[4], kind, texts[5]) for kind in logged]
-    evaluation = evaluated(
+    evaluation = evaluate_answer(
         patch, changes=paths, complete=complete, commands=commands,
         declared=declared, mode=mode, why=texts[3],
     )  # fmt: skip
@@ -650,6 +675,8 @@ def test_evidence_is_bounded_and_visible(
         assert any(source in one.evidence for source in names)
 
 
-def test_the_answers_that_are_kept_are_judged_in_reasonable_time(patch: Path) -> None:
+def test_the_answers_that_are_kept_are_evaluated_in_reasonable_time(patch: Path) -> None:
     text = "[" + "1," * (ANSWER // 2 - 1) + "1]"
-    assert check(evaluated(patch, declared=answered(text)), JSON_ONLY).status == "pass"
+    assert (
+        find_check(evaluate_answer(patch, declared=make_answer(text)), JSON_ONLY).status == "pass"
+    )

@@ -92,18 +92,18 @@ SEEDED: dict[str, tuple[str, str]] = {
 }
 
 
-def pieces(secret: str) -> set[bytes]:
+def cut_secret(secret: str) -> set[bytes]:
     data = secret.encode()
     return {data[n : n + 12] for n in range(max(len(data) - 11, 1))}
 
 
-def clean(output: bytes, secret: str) -> None:
+def check_clean(output: bytes, secret: str) -> None:
     assert secret.encode() not in output
-    for piece in pieces(secret):
+    for piece in cut_secret(secret):
         assert piece not in output, (piece, output[-500:])
 
 
-def cut(redactor: Redactor, data: bytes, places: list[int]) -> bytes:
+def redact_in_parts(redactor: Redactor, data: bytes, places: list[int]) -> bytes:
     stream_ = redactor.stream()
     edges = [0, *sorted(places), len(data)]
     parts = [stream_.feed(data[a:b]) for a, b in pairwise(edges)]
@@ -115,7 +115,7 @@ def test_a_secret_does_not_come_out(name: str) -> None:
     written, secret = SEEDED[name]
     text = f"first line\n{written}\nlast line\n"
     output = Redactor(ENVIRONMENT).text(text)
-    clean(output.encode(), secret)
+    check_clean(output.encode(), secret)
     assert output.startswith("first line\n")
     assert output.endswith("\nlast line\n"), output[-200:]
 
@@ -123,8 +123,8 @@ def test_a_secret_does_not_come_out(name: str) -> None:
 FILLER = "some words that are nothing special, and a line\n" * 60  # more than what is held back
 
 
-def in_chunks(redactor: Redactor, data: bytes, size: int, first: int = 0) -> bytes:
-    return cut(redactor, data, [*range(first, len(data), size)])
+def redact_in_chunks(redactor: Redactor, data: bytes, size: int, first: int = 0) -> bytes:
+    return redact_in_parts(redactor, data, [*range(first, len(data), size)])
 
 
 @every(5)
@@ -137,9 +137,9 @@ def test_it_does_not_where_the_bytes_are_cut_anywhere(
     written, secret = SEEDED[name]
     data = f"{FILLER}{written}\n{FILLER}".encode()
     whole = Redactor(ENVIRONMENT).bytes(data)
-    clean(whole, secret)
+    check_clean(whole, secret)
     for first in range(0, size, 6 * step):
-        assert in_chunks(Redactor(ENVIRONMENT), data, size, first) == whole
+        assert redact_in_chunks(Redactor(ENVIRONMENT), data, size, first) == whole
 
 
 # Secrets that have a part in each other, or end where something else begins.
@@ -174,7 +174,7 @@ def test_nor_where_secrets_overlap(number: int, size: int, monkeypatch: pytest.M
     assert whole.startswith(FILLER.encode())
     assert whole.endswith(FILLER.encode())
     for first in range(0, size, 20):
-        assert in_chunks(Redactor(ENVIRONMENT), data, size, first) == whole
+        assert redact_in_chunks(Redactor(ENVIRONMENT), data, size, first) == whole
 
 
 def test_overlapping_secrets_are_one() -> None:
@@ -204,17 +204,17 @@ def test_the_output_depends_on_the_bytes_alone(parts: list[str], size: int, step
     whole = Redactor(ENVIRONMENT).bytes(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stream.redaction.scanner.STEP", step)
-        assert in_chunks(Redactor(ENVIRONMENT), text, size) == whole
+        assert redact_in_chunks(Redactor(ENVIRONMENT), text, size) == whole
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(sorted(SEEDED)), min_size=1, max_size=8), st.integers(0, 9000))
 @example(["url", "url in json"], 0)
-def test_secrets_do_not_come_out_of_a_crowd(names: list[str], before: int) -> None:
+def test_none_of_many_secrets_comes_out(names: list[str], before: int) -> None:
     text = "." * before + "\n" + "\n\n".join(SEEDED[name][0] for name in names) + "\n"
     output = Redactor(ENVIRONMENT).bytes(text.encode())
     for name in names:
-        clean(output, SEEDED[name][1])
+        check_clean(output, SEEDED[name][1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -230,7 +230,7 @@ def test_redacting_twice_changes_nothing_more(parts: list[str]) -> None:
 def test_a_cut_private_key_does_not_come_out() -> None:
     for length in range(len("-----BEGIN RSA PRIVATE KEY-----\n"), len(PEM), 7):
         output = Redactor({}).bytes(PEM[:length].encode())
-        for piece in pieces(KEY_LINES):
+        for piece in cut_secret(KEY_LINES):
             assert piece not in output, length
 
 
@@ -277,7 +277,7 @@ def test_every_form_of_a_value_of_the_environment_is_one_token() -> None:
     for form in forms:
         output = redactor.text(f"<{form}>")
         assert "[redacted:env:1]" in output, form
-        clean(output.encode(), form)
+        check_clean(output.encode(), form)
 
 
 def test_the_lines_of_a_value_are_secret_too() -> None:
@@ -442,7 +442,7 @@ def test_ordinary_source_stays_as_it_is(text: str) -> None:
 
 
 def test_the_source_of_this_package_stays_as_it_is() -> None:
-    """Its own rules name every word that a secret may have beside it."""
+    """Its own rules name every word that a secret may have next to it."""
     redactor = Redactor({"HOME": "/root", "API_KEY": "true", "AUTH_MODE": "stream"})
     house = Path(stream.__file__).parent
     changed = [
@@ -499,11 +499,11 @@ def test_streams_of_several_threads_share_the_numbers() -> None:
     redactor = Redactor({})
     outputs: list[bytes] = []
 
-    def work() -> None:
+    def redact_lines() -> None:
         lines = [f'password = "secret-number-{n}"\n'.encode() for n in range(200)]
-        outputs.append(cut(redactor, b"".join(lines), []))
+        outputs.append(redact_in_parts(redactor, b"".join(lines), []))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=redact_lines) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The tables of the rules hold what they say, and few of many made-up secrets come out."""
+"""The tables of the rules hold what they promise, and few of many made-up secrets come out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from stream.redaction.patterns import CONTEXTS, KEYS, Context, Key
 from stream.redaction.policy import Redactor
-from tests.agent.seeded import CHANNELS, filled, secrets, written
+from tests.agent.seeded import CHANNELS, fill_template, iter_written, make_secrets
 
 ROWS: list[Key | Context] = [*KEYS, *CONTEXTS]
 
@@ -24,7 +24,7 @@ ROWS: list[Key | Context] = [*KEYS, *CONTEXTS]
 def test_the_example_of_a_row_is_found_and_its_counter_example_is_not(seed: int) -> None:
     for row in ROWS:
         rng = random.Random(seed)
-        example, counter = filled(row.example, rng), filled(row.counter, rng)
+        example, counter = fill_template(row.example, rng), fill_template(row.counter, rng)
         redactor = Redactor({})
         assert f"[redacted:{row.kind}:1]" in redactor.text(f"see {example}\n"), example
         assert Redactor({}).text(f"see {counter}\n") == f"see {counter}\n", row.kind
@@ -35,17 +35,17 @@ def test_the_kinds_of_the_tables_are_on_the_page() -> None:
     assert [row.kind for row in ROWS if f"`{row.kind}`" not in page] == []
 
 
-def stays(secret: str, shown: list[str], output: str) -> bool:
+def is_left(secret: str, shown: list[str], output: str) -> bool:
     return any(form in output for form in shown) or (len(secret) > 15 and secret[-10:] in output)
 
 
 def test_of_secrets_of_many_kinds_in_many_places_less_than_three_in_a_hundred_stay() -> None:
     all_, left = 0, []
-    for secret, channel, text, shown in written(seed=12):
+    for secret, channel, text, shown in iter_written(seed=12):
         all_ += 1
-        if stays(secret.value, shown, Redactor({}).text(f"first\n{text}\nlast\n")):
+        if is_left(secret.value, shown, Redactor({}).text(f"first\n{text}\nlast\n")):
             left.append((secret.kind, channel))
-    assert len(list(secrets(12))) >= 90
+    assert len(list(make_secrets(12))) >= 90
     assert len(CHANNELS) >= 17
     assert all_ >= 1500
     assert len(left) < 0.03 * all_, Counter(left)
@@ -55,7 +55,7 @@ def test_of_secrets_of_many_kinds_in_many_places_less_than_three_in_a_hundred_st
 
 def test_they_do_not_come_out_of_a_stream_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(3)
-    chosen = rng.sample(list(written(seed=13)), 60)
+    chosen = rng.sample(list(iter_written(seed=13)), 60)
     data = "".join(
         f"{text}\n" + "a line\n" * rng.randrange(40) for _, _, text, _ in chosen
     ).encode()
@@ -69,7 +69,7 @@ def test_they_do_not_come_out_of_a_stream_cut_anywhere(monkeypatch: pytest.Monke
 
 def test_a_long_table_is_read_to_its_end_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(4)
-    values = [filled("<14>", rng) for _ in range(400)]
+    values = [fill_template("<14>", rng) for _ in range(400)]
     rows = "".join(f"{n},user{n},{value},x\n" for n, value in enumerate(values))
     text = f"id,user,password,note\n{rows}\nid and user, a line\n".encode()
     whole = Redactor({}).bytes(text)
@@ -97,7 +97,7 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_column_by_its_heading(table: str) -> None:
-    value = filled("<14>", random.Random(table))
+    value = fill_template("<14>", random.Random(table))
     output = Redactor({}).text(TABLES[table].format(value))
     assert output == TABLES[table].format("[redacted:password:1]")
 
@@ -184,11 +184,12 @@ def test_what_stayed_once_does_not(name: str) -> None:
     ],
 )
 def test_colours_stay_and_hide_no_secret(form: str, text: str, output: str) -> None:
-    def coloured(text: str) -> str:
+    def colour_text(text: str) -> str:
         return re.sub("<([0-9;]+)>", lambda found: f"{form}[{found[1]}m", text)
 
     assert (
-        Redactor({}).text(f"{coloured(text).format('ab12cd34efgh')}\n") == f"{coloured(output)}\n"
+        Redactor({}).text(f"{colour_text(text).format('ab12cd34efgh')}\n")
+        == f"{colour_text(output)}\n"
     )
 
 
@@ -216,7 +217,7 @@ def test_what_only_speaks_of_a_secret_stays(text: str) -> None:
     assert Redactor({}).text(f"{text}\n") == f"{text}\n"
 
 
-def ordinary(rng: random.Random) -> str:
+def make_log_lines(rng: random.Random) -> str:
     """Lines of logs with hashes, ids and the words that rules look for."""
     number = rng.randbytes
     return rng.choice(
@@ -236,7 +237,7 @@ def ordinary(rng: random.Random) -> str:
 
 def test_ordinary_logs_and_sources_stay_as_they_are() -> None:
     rng = random.Random(9)
-    lines = "\n".join(ordinary(rng) for _ in range(6000)).encode()
+    lines = "\n".join(make_log_lines(rng) for _ in range(6000)).encode()
     assert Redactor({}).bytes(lines) == lines
     library = Path(sysconfig.get_paths()["stdlib"])
     found = 0
@@ -245,10 +246,10 @@ def test_ordinary_logs_and_sources_stay_as_they_are() -> None:
     assert found == 0
 
 
-def test_how_many_were_replaced_is_said_by_kind() -> None:
+def test_how_many_were_replaced_is_counted_by_kind() -> None:
     redactor = Redactor({})
     assert redactor.replaced() == {}
-    one, two = (filled("gl" + "pat-<20>", random.Random(n)) for n in range(2))
+    one, two = (fill_template("gl" + "pat-<20>", random.Random(n)) for n in range(2))
     redactor.text(f"{one} {two} {one} password: hunter2hunter2\n")
     assert redactor.replaced() == {"gitlab": 2, "password": 1}
 

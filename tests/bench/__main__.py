@@ -308,7 +308,7 @@ def bench_observe(scratch: Path) -> list[Row]:
 
 
 def _observe(scratch: Path, *words: str | Path, **how: Any) -> Run:
-    """Of a run whose folder is not removed: what was removed a moment ago makes the next file
+    """Of a run whose folder is not removed: what was removed just before makes the next file
     dear on some file systems."""
     runs = tempfile.mkdtemp(dir=scratch, prefix="runs-")
     return run([STREAM, "observe", "-q", "--runs", runs, *map(str, words)], **how)

@@ -54,8 +54,10 @@ def fill_run(place: str) -> None:
     for name, made in derived.documents().items():
         (folder / name).write_bytes(b"".join(made.encoded_record()))
     replay.close()
-    told = replace(SUMMARY, kernel_events=EVENTS, tool_calls=0, correlation="partial")
-    write_files(folder, update_digests({**read_files(folder), SUMMARY_FILE: encode_document(told)}))
+    summary = replace(SUMMARY, kernel_events=EVENTS, tool_calls=0, correlation="partial")
+    write_files(
+        folder, update_digests({**read_files(folder), SUMMARY_FILE: encode_document(summary)})
+    )
 
 
 def _opened(seq: int, chance: random.Random) -> KernelEvent:

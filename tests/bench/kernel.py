@@ -1,4 +1,4 @@
-"""What it costs a command that the kernel tells of it: by eBPF, and by strace beside it."""
+"""What it costs a command that the kernel reports its calls: by eBPF, and by strace next to it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.command import Place
 from tests.cli.conftest import check_place
-from tests.e2e.rig import KEY, REQUEST, Rig, bundled_claude, end
+from tests.e2e.rig import KEY, REQUEST, Rig, bundled_claude, end_stub
 
 SCENARIO = f"""# Add a function
 
@@ -44,8 +44,8 @@ def rig(claude: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]
     (rig.scenario / "scenario.md").write_text(SCENARIO)
     yield rig
     for stub in rig.stubs:
-        end(stub)
-    assert not living(root)
+        end_stub(stub)
+    assert not find_living(root)
     check_place(rig.place)
 
 
@@ -65,7 +65,7 @@ def clean_environment(root: Path, claude: Path) -> dict[str, str]:
     }
 
 
-def living(root: Path) -> list[str]:
+def find_living(root: Path) -> list[str]:
     """Whatever was started here has its home here, and most of it its folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):

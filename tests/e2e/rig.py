@@ -43,17 +43,17 @@ def bundled_claude() -> Path | None:
     return claude if claude.exists() else None
 
 
-def text(words: str) -> Turn:
-    return {"say": [{"text": words}]}
+def text_turn(words: str) -> Turn:
+    return {"content": [{"text": words}]}
 
 
-def write(path: str, content: str) -> Turn:
-    return {"say": [{"tool": "Write", "input": {"file_path": path, "content": content}}]}
+def write_turn(path: str, content: str) -> Turn:
+    return {"content": [{"tool": "Write", "input": {"file_path": path, "content": content}}]}
 
 
-def bash(command: str, **more: Any) -> Turn:
+def bash_turn(command: str, **more: Any) -> Turn:
     given = {"command": command, "description": "Run it", **more}
-    return {"say": [{"tool": "Bash", "input": given}]}
+    return {"content": [{"tool": "Bash", "input": given}]}
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Recorded:
 
     folder: Path
     done: Done
-    asked: list[Any]  #: what the stub was asked
+    requests: list[Any]  #: what the stub got
 
     def lines(self, name: str) -> list[Any]:
         return [json.loads(line) for line in (self.folder / name).read_bytes().splitlines()]
@@ -107,9 +107,9 @@ class Recorded:
         return [line for line in lines if line["type"] == "result"]
 
     def summary_of(self, number: int) -> str:
-        """What an event says, by its number from 1 on."""
-        said: str = self.events[number - 1]["agent_action"]["action_summary"]
-        return said
+        """The summary of an event, by its number from 1 on."""
+        summary: str = self.events[number - 1]["agent_action"]["action_summary"]
+        return summary
 
 
 @dataclass
@@ -123,17 +123,17 @@ class Session:
     agent: str  #: that it was found to be
 
     def finish(self, data: bytes | None = None, *, is_whole: bool = True) -> Recorded:
-        """Every run that a test looks at is whole, where it says nothing else, and its record
+        """Every run that a test looks at is whole, where it asks for nothing else, and its record
         holds."""
         done = self.rig.place.finish(self.process, data)
-        end(self.stub)
+        end_stub(self.stub)
         assert ("incomplete" not in done.err) == is_whole, done.err
         assert "breaks its own contract" not in done.err
         checked = self.rig.place.stream("check", self.folder)
         assert (checked.code, bool(checked.out)) == ((0, False) if is_whole else (1, True)), (
             done.err + checked.err
         )
-        recorded = Recorded(self.folder, done, self.rig.asked(self.folder.name))
+        recorded = Recorded(self.folder, done, self.rig.requests(self.folder.name))
         assert len(recorded.events) == 9
         assert recorded.summary["exit_code"] == done.code
         assert f"exit_code={done.code} " in recorded.summary_of(4)
@@ -191,17 +191,17 @@ class Rig:
         )
         return Session(self, self.place.workspace / "runs" / name, stub, process, agent)
 
-    def log_of(self, name: str) -> Path:
-        return self.place.root / f"{name}.asked.jsonl"
+    def request_log(self, name: str) -> Path:
+        return self.place.root / f"{name}.requests.jsonl"
 
-    def asked(self, name: str) -> list[Any]:
-        log = self.log_of(name)
+    def requests(self, name: str) -> list[Any]:
+        log = self.request_log(name)
         return [json.loads(line) for line in log.read_bytes().splitlines()] if log.exists() else []
 
     def _serve(self, name: str, script: Sequence[Turn]) -> tuple[subprocess.Popen[bytes], int]:
         path = self.place.root / f"{name}.script.json"
         path.write_text(json.dumps(list(script)))
-        argv = [sys.executable, str(STUB), str(path), "--log", str(self.log_of(name))]
+        argv = [sys.executable, str(STUB), str(path), "--log", str(self.request_log(name))]
         if is_alone():
             argv = ["unshare", "-n", *argv]
         stub = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -210,17 +210,17 @@ class Rig:
         return stub, int(stub.stdout.readline())
 
 
-def judged(recorded: Recorded, **expected: Any) -> None:
+def check_summary(recorded: Recorded, **expected: Any) -> None:
     """What the evaluation of a run comes to, as its summary has it."""
     found = recorded.summary
     assert {name: found[name] for name in expected} == expected
 
 
-def end(stub: subprocess.Popen[bytes]) -> None:
+def end_stub(stub: subprocess.Popen[bytes]) -> None:
     stub.communicate(timeout=PATIENCE)
 
 
-def heard(fifo: Path) -> str:
+def read_fifo(fifo: Path) -> str:
     """Waits until somebody writes there."""
     fd = os.open(fifo, os.O_RDWR)
     try:

@@ -8,10 +8,10 @@ It keeps no state: the turn that it plays is the number of the assistant's messa
 request, so a request that is sent again gets the same answer. Requests without tools, for a
 title or to see whether anybody is there, get a fixed text. A script is a list of turns:
 
-    {"say": [BLOCK, ...]}     a BLOCK is {"text": TEXT} or {"tool": NAME, "input": {...}}
+    {"content": [BLOCK, ...]} a BLOCK is {"text": TEXT} or {"tool": NAME, "input": {...}}
     {"status": 529}           an error in place of an answer
 
-and a turn may have, beside that:
+and a turn may have, in addition:
 
     "cut": "inside"           the connection breaks, in a stream, in the midst of the last block
     "cut": "after"            ... when the last block is complete, but not the message
@@ -19,7 +19,7 @@ and a turn may have, beside that:
     "announce": FIFO          the request has come: a line is written there
     "hold": FIFO              nothing is answered until a line comes from there
 
-After the last turn it says that the script is over.
+After the last turn it answers that the script is over.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 
 Json = dict[str, Any]
 ERRORS = {401: "authentication_error", 429: "rate_limit_error", 529: "overloaded_error"}
-OVER: Json = {"say": [{"text": "(the script is over)"}]}
+OVER: Json = {"content": [{"text": "(the script is over)"}]}
 PIECE = 40  #: characters of a delta
 
 
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, request: Json) -> None:
         messages = request.get("messages", [])
         step = sum(message.get("role") == "assistant" for message in messages)
-        turn: Json = {"say": [{"text": "stub"}]}
+        turn: Json = {"content": [{"text": "stub"}]}
         if request.get("tools"):
             turn = self.server.script[step] if step < len(self.server.script) else OVER
             self.server.record({"step": step, "results": list(_results(messages))})
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "status" in turn:
             self._send(_error(turn["status"]), turn["status"])
             return
-        message, cut = _message(turn["say"], step, str(request.get("model"))), turn.get("cut")
+        message, cut = _message(turn["content"], step, str(request.get("model"))), turn.get("cut")
         if request.get("stream"):
             self._stream(message, cut)
         elif not turn.get("again"):
@@ -157,7 +157,7 @@ def _results(messages: list[Json]) -> Iterator[Json]:
                 yield {"is_error": block.get("is_error"), "content": str(block.get("content"))}
 
 
-def _message(say: list[Json], step: int, model: str) -> Json:
+def _message(blocks: list[Json], step: int, model: str) -> Json:
     content = [
         {"type": "text", "text": block["text"]}
         if "text" in block
@@ -167,7 +167,7 @@ def _message(say: list[Json], step: int, model: str) -> Json:
             "name": block["tool"],
             "input": block["input"],
         }
-        for index, block in enumerate(say)
+        for index, block in enumerate(blocks)
     ]
     return {
         "id": f"msg_stub_{step}",

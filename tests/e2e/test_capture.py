@@ -10,38 +10,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.rig import ALLOWED, KEY, STREAM_JSON, Recorded, Rig, bash, text, write
+from tests.e2e.rig import ALLOWED, KEY, STREAM_JSON, Recorded, Rig, bash_turn, text_turn, write_turn
 
 TOKEN = "ghp_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3zA5"
 PASSWORD = 'correct "horse" \\ battery+Zq8vX1pL'
-ASKED = f"Deploy with {TOKEN}, the password is {PASSWORD}"
+REQUEST_TEXT = f"Deploy with {TOKEN}, the password is {PASSWORD}"
 SCRIPT = [
-    write("config.py", f"TOKEN = {TOKEN!r}\n"),
-    bash('echo "$DB_PASSWORD" >password.txt; cat password.txt; echo "$ANTHROPIC_API_KEY"'),
-    bash(f'git --version; git {TOKEN} "$DB_PASSWORD" || echo {shlex.quote(PASSWORD)} >&2'),
-    text(f"It is {TOKEN} and {PASSWORD}."),
+    write_turn("config.py", f"TOKEN = {TOKEN!r}\n"),
+    bash_turn('echo "$DB_PASSWORD" >password.txt; cat password.txt; echo "$ANTHROPIC_API_KEY"'),
+    bash_turn(f'git --version; git {TOKEN} "$DB_PASSWORD" || echo {shlex.quote(PASSWORD)} >&2'),
+    text_turn(f"It is {TOKEN} and {PASSWORD}."),
 ]
 
 
-def record(rig: Rig, capture: str) -> Recorded:
+def record_with(rig: Rig, capture: str) -> Recorded:
     return rig.record(
         capture,
         SCRIPT,
         *(ALLOWED, *STREAM_JSON),
-        prompt=(ASKED,),
+        prompt=(REQUEST_TEXT,),
         env={"DB_PASSWORD": PASSWORD},
-        options=("--capture", capture, "--request", ASKED),
+        options=("--capture", capture, "--request", REQUEST_TEXT),
     )
 
 
 @pytest.fixture(scope="module")
 def full(rig: Rig) -> Recorded:
-    return record(rig, "full")
+    return record_with(rig, "full")
 
 
 @pytest.fixture(scope="module", params=["redacted", "hashed"])
 def closed(request: pytest.FixtureRequest, rig: Rig) -> Recorded:
-    return record(rig, request.param)
+    return record_with(rig, request.param)
 
 
 def written_down(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -63,15 +63,15 @@ def places_of(secret: str, folder: Path) -> set[str]:
 
 def test_everything_is_there_where_it_may_be(full: Recorded) -> None:
     """So that the next test means something."""
-    told = {
+    files = {
         "events.jsonl",
         "metadata.json",
         "artifacts/claude_stdout.txt",
         "artifacts/command_logs.jsonl",
         "artifacts/fs_diff.patch",
     }
-    assert places_of(TOKEN, full.folder) == told
-    assert places_of(PASSWORD, full.folder) == told
+    assert places_of(TOKEN, full.folder) == files
+    assert places_of(PASSWORD, full.folder) == files
     assert places_of(KEY, full.folder) == {"artifacts/claude_stdout.txt"}
 
 
@@ -97,7 +97,7 @@ def test_what_a_digest_is_of(closed: Recorded) -> None:
         assert request["user_request_raw"].startswith("Deploy with [redacted:")
         return
     assert request["user_request_raw"] == "hash"
-    digest = hashlib.sha256(ASKED.encode()).hexdigest()
+    digest = hashlib.sha256(REQUEST_TEXT.encode()).hexdigest()
     assert request["context"]["user_request_hash"] == f"sha256:{digest}"
     own = hashlib.sha256(closed.done.out).hexdigest()
     assert closed.stdout == f"sha256:{own} bytes:{len(closed.done.out)}\n"

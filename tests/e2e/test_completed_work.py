@@ -1,4 +1,4 @@
-"""Work that is done: files are written, tests are run, and the record says so."""
+"""Work that is done: files are written, tests are run, and the record shows it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from tests.e2e.rig import (
     STREAM_JSON,
     Recorded,
     Rig,
-    bash,
+    bash_turn,
     bundled_claude,
-    judged,
-    text,
-    write,
+    check_summary,
+    text_turn,
+    write_turn,
 )
 
 CODE = "def add(a, b):\n    return a + b\n"
 TEST = "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
 WORK = [
-    {"say": [{"text": "I write both."}, *write("calc.py", CODE)["say"]]},
-    write("tests/test_calc.py", TEST),
-    bash("python3 -m pytest -q -p no:cacheprovider && pytest --version"),
-    bash("printf 'new\\n' >README.txt; rm gone.bin; ln -s README.txt link; chmod +x tool; exit 3"),
-    text("All tests pass."),
+    {"content": [{"text": "I write both."}, *write_turn("calc.py", CODE)["content"]]},
+    write_turn("tests/test_calc.py", TEST),
+    bash_turn("python3 -m pytest -q -p no:cacheprovider && pytest --version"),
+    bash_turn(
+        "printf 'new\\n' >README.txt; rm gone.bin; ln -s README.txt link; chmod +x tool; exit 3"
+    ),
+    text_turn("All tests pass."),
 ]
 
 
@@ -72,10 +74,10 @@ def test_the_diff_makes_of_the_source_what_the_agent_made(
     shutil.copytree(project, rebuilt)
     patch = worked.folder / "artifacts/fs_diff.patch"
     subprocess.run(["git", "apply", str(patch)], cwd=rebuilt, check=True)
-    assert tree(rebuilt) == tree(worked.workspace)
+    assert read_folder(rebuilt) == read_folder(worked.workspace)
 
 
-def tree(folder: Path) -> dict[str, object]:
+def read_folder(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in folder.rglob("*"):
         name = str(path.relative_to(folder))
@@ -102,7 +104,7 @@ def test_the_calls_are_logged(worked: Recorded) -> None:
     assert worked.summary["commands"] == len(worked.commands)
 
 
-def test_the_seventh_event_tells_of_tests(worked: Recorded) -> None:
+def test_the_seventh_event_reports_tests(worked: Recorded) -> None:
     event = worked.events[6]
     assert event["event_type"] == "commands_observed"
     assert event["agent_action"]["action_type"] == "run_tests"
@@ -124,7 +126,7 @@ def test_the_agent_is_named(worked: Recorded) -> None:
         assert event["prompt_provenance"]["provider"] == "anthropic"
 
 
-def test_the_nine_events_carry_what_was_asked(worked: Recorded) -> None:
+def test_the_nine_events_carry_the_request(worked: Recorded) -> None:
     for event, names in zip(worked.events, ORDER, strict=True):
         assert event["event_type"] in names
         assert event["request"]["user_request_raw"] == REQUEST
@@ -145,19 +147,24 @@ def test_the_output_is_kept_as_it_came(worked: Recorded) -> None:
 
 def test_the_script_was_played_to_its_end(worked: Recorded) -> None:
     """What the tools answered, as the model saw it."""
-    last = worked.asked[-1]
+    last = worked.requests[-1]
     assert last["step"] == len(WORK) - 1
     assert [bool(result["is_error"]) for result in last["results"]] == [False, False, False, True]
     assert "1 passed" in last["results"][2]["content"]
 
 
-def test_it_is_judged(worked: Recorded) -> None:
-    judged(worked, quality="pass", policy="pass", declared_denials=0, declared_error=False)
+def test_it_is_evaluated(worked: Recorded) -> None:
+    check_summary(worked, quality="pass", policy="pass", declared_denials=0, declared_error=False)
 
 
 def test_two_turns_of_one_conversation(rig: Rig) -> None:
     """The second message is given when the first is answered."""
-    script = [write("a.txt", "a\n"), text("one"), bash("cat a.txt >b.txt"), text("two")]
+    script = [
+        write_turn("a.txt", "a\n"),
+        text_turn("one"),
+        bash_turn("cat a.txt >b.txt"),
+        text_turn("two"),
+    ]
     session = rig.start(
         "two-turns",
         script,
@@ -166,16 +173,16 @@ def test_two_turns_of_one_conversation(rig: Rig) -> None:
         stdin=subprocess.PIPE,
     )
     assert session.process.stdin is not None
-    session.process.stdin.write(message("one"))
+    session.process.stdin.write(encode_message("one"))
     session.process.stdin.flush()
     session.read_until(b'"type":"result"')
-    recorded = session.finish(message("two"))
+    recorded = session.finish(encode_message("two"))
     assert [result["result"] for result in recorded.results] == ["one", "two"]
     assert set(recorded.changes) == {"a.txt", "b.txt"}
     [artifact] = recorded.events[2]["agent_action"]["artifacts"]
     assert artifact["metadata"]["stdin"] == "inherited"
 
 
-def message(words: str) -> bytes:
+def encode_message(words: str) -> bytes:
     content = {"role": "user", "content": [{"type": "text", "text": words}]}
     return json.dumps({"type": "user", "message": content}).encode() + b"\n"

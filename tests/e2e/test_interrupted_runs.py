@@ -10,33 +10,43 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import living
-from tests.e2e.rig import ALLOWED, STREAM_JSON, Recorded, Rig, Turn, bash, heard, judged, text
+from tests.e2e.conftest import find_living
+from tests.e2e.rig import (
+    ALLOWED,
+    STREAM_JSON,
+    Recorded,
+    Rig,
+    Turn,
+    bash_turn,
+    check_summary,
+    read_fifo,
+    text_turn,
+)
 from tests.sweeping import first_of
 
 #: what this agent makes of them in the midst of a tool
 CODES = {"SIGINT": 0, "SIGTERM": 143, "SIGHUP": 129}
 
 
-def stuck(started: Path) -> list[Turn]:
-    """A tool that says when it has begun, and never ends."""
+def stuck_turns(started: Path) -> list[Turn]:
+    """A tool that reports when it has begun, and never ends."""
     at = shlex.quote(str(started))
-    return [bash(f"echo begun >{at}; exec perl -e 'sleep 1000' {at}"), text("over")]
+    return [bash_turn(f"echo begun >{at}; exec perl -e 'sleep 1000' {at}"), text_turn("over")]
 
 
-def fifo(rig: Rig, name: str) -> Path:
+def make_fifo(rig: Rig, name: str) -> Path:
     return rig.place.fifo(f"{name}.fifo")
 
 
 def assert_nobody_lives(rig: Rig) -> None:
-    assert living(rig.place.root) == []
+    assert find_living(rig.place.root) == []
 
 
 @pytest.mark.parametrize("name", first_of(*CODES))
 def test_a_signal_in_the_midst_of_a_tool(rig: Rig, name: str) -> None:
-    started = fifo(rig, name)
-    session = rig.start(name, stuck(started), ALLOWED, *STREAM_JSON, options=("--grace", "2"))
-    assert heard(started) == "begun\n"
+    started = make_fifo(rig, name)
+    session = rig.start(name, stuck_turns(started), ALLOWED, *STREAM_JSON, options=("--grace", "2"))
+    assert read_fifo(started) == "begun\n"
     session.process.send_signal(signal.Signals[name])
     recorded = session.finish()
     assert_nobody_lives(rig)
@@ -46,14 +56,14 @@ def test_a_signal_in_the_midst_of_a_tool(rig: Rig, name: str) -> None:
     assert not recorded.summary["timed_out"]
     assert recorded.summary["stopped"] == []
     assert recorded.summary_of(9).startswith("[run_finished]")
-    judged(recorded, declared_error=True if name == "SIGINT" else None)
+    check_summary(recorded, declared_error=True if name == "SIGINT" else None)
 
 
 def test_a_time_limit_in_the_midst_of_a_tool(rig: Rig) -> None:
-    started = fifo(rig, "limit")
+    started = make_fifo(rig, "limit")
     options = ("--timeout", "4", "--grace", "2")
-    session = rig.start("limit", stuck(started), ALLOWED, *STREAM_JSON, options=options)
-    assert heard(started) == "begun\n"
+    session = rig.start("limit", stuck_turns(started), ALLOWED, *STREAM_JSON, options=options)
+    assert read_fifo(started) == "begun\n"
     recorded = session.finish()
     assert_nobody_lives(rig)
     assert recorded.done.code == CODES["SIGTERM"]
@@ -67,13 +77,13 @@ def test_a_time_limit_in_the_midst_of_a_tool(rig: Rig) -> None:
 @pytest.fixture(scope="module")
 def detached(rig: Rig) -> Recorded:
     """What a tool left behind writes a file when the agent has ended."""
-    gate = fifo(rig, "gate")
+    gate = make_fifo(rig, "gate")
     late = (
         f"setsid nohup sh -c {shlex.quote(f'read x <{gate}; echo late >late.txt; git --version')}"
     )
     session = rig.start(
         "detached",
-        [bash(f"echo early >early.txt; ({late} >/dev/null 2>&1 &)"), text("Done.")],
+        [bash_turn(f"echo early >early.txt; ({late} >/dev/null 2>&1 &)"), text_turn("Done.")],
         ALLOWED,
         options=("--events", "-", "--grace", "30"),
     )
@@ -110,10 +120,10 @@ def test_its_file_is_in_the_diff_and_marked(detached: Recorded) -> None:
     assert diff["metadata"]["has_after_exit"] is True
 
 
-def test_a_file_of_the_same_tick_is_not_said_to_be_older(rig: Rig) -> None:
-    gate = fifo(rig, "tick")
+def test_a_file_of_the_same_tick_is_not_reported_as_older(rig: Rig) -> None:
+    gate = make_fifo(rig, "tick")
     late = f"setsid nohup sh -c {shlex.quote(f'read x <{gate}; echo late >late.txt')}"
-    script = [bash(f"({late} >/dev/null 2>&1 &)"), text("Done.")]
+    script = [bash_turn(f"({late} >/dev/null 2>&1 &)"), text_turn("Done.")]
     session = rig.start("tick", script, ALLOWED, options=("--events", "-", "--grace", "30"))
     session.read_until(b"[agent_completed]")
     gate.write_text("go\n")
@@ -129,7 +139,7 @@ def test_its_calls_are_marked(detached: Recorded) -> None:
 def test_what_does_not_end_is_ended(rig: Rig) -> None:
     root = shlex.quote(str(rig.place.root))
     command = f"(setsid nohup perl -e 'sleep 1000' {root} >/dev/null 2>&1 &)"
-    script = [bash(command), text("Done.")]
+    script = [bash_turn(command), text_turn("Done.")]
     recorded = rig.record("left", script, ALLOWED, options=("--grace", "0.3"))
     assert_nobody_lives(rig)
     assert recorded.done.code == 0
@@ -141,9 +151,13 @@ def test_what_does_not_end_is_ended(rig: Rig) -> None:
 
 def test_a_command_in_the_background(rig: Rig) -> None:
     """The agent waits for it, and answers a second time."""
-    gate = fifo(rig, "background")
+    gate = make_fifo(rig, "background")
     command = f"read x <{shlex.quote(str(gate))}; echo late >late.txt"
-    script = [bash(command, run_in_background=True), text("It runs."), text("It is done.")]
+    script = [
+        bash_turn(command, run_in_background=True),
+        text_turn("It runs."),
+        text_turn("It is done."),
+    ]
     session = rig.start("background", script, ALLOWED, *STREAM_JSON)
     session.read_until(b'"type":"result"')
     gate.write_text("go\n")

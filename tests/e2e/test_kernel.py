@@ -6,13 +6,13 @@ import json
 from collections import Counter
 from typing import Any
 
-from tests.e2e.rig import ALLOWED, STREAM_JSON, Recorded, Rig, bash, text, write
+from tests.e2e.rig import ALLOWED, STREAM_JSON, Recorded, Rig, bash_turn, text_turn, write_turn
 
 KERNEL = ("--kernel", "ebpf", "--require", "kernel")
 STRACE = ("--kernel", "strace", "--require", "kernel")
 
 
-def windows(recorded: Recorded) -> dict[str, range]:
+def find_windows(recorded: Recorded) -> dict[str, range]:
     """By tool call: the numbers of the kernel events in its window."""
     begun: dict[str, int] = {}
     found = {}
@@ -57,17 +57,17 @@ def written_of(recorded: Recorded, events: list[Any]) -> set[str]:
 
 def test_each_call_is_bound_by_its_id_to_the_files_that_it_wrote(rig: Rig) -> None:
     script = [
-        write("alpha.txt", "alpha\n"),
-        bash("echo beta > beta.txt && mkdir deep && mv beta.txt deep/"),
-        write("gamma.txt", "gamma\n"),
-        text("Done."),
+        write_turn("alpha.txt", "alpha\n"),
+        bash_turn("echo beta > beta.txt && mkdir deep && mv beta.txt deep/"),
+        write_turn("gamma.txt", "gamma\n"),
+        text_turn("Done."),
     ]
     recorded = rig.record("bound", script, *STREAM_JSON, ALLOWED, options=KERNEL)
     health = json.loads((recorded.folder / "observation-health.json").read_bytes())
     assert (health["kernel_layer"], health["ringbuf_drops"]) == ("complete", 0)
     assert health["cgroup_correlation"] == "clean"
     assert health["sdk_layer"] == "self_reported"
-    found = windows(recorded)
+    found = find_windows(recorded)
     calls = list(calls_of(recorded))
     assert list(found) == calls
     wrote = [written_in(recorded, found[call]) for call in calls]
@@ -90,13 +90,13 @@ def test_each_call_is_bound_by_its_id_to_the_files_that_it_wrote(rig: Rig) -> No
 def test_with_strace_the_windows_are_as_exact(rig: Rig) -> None:
     """All that it writes to its stdout was seen, and stands among what it did."""
     names = ("one", "two", "three")
-    script = [*(bash(f"echo {name} >{name}.txt") for name in names), text("Done.")]
+    script = [*(bash_turn(f"echo {name} >{name}.txt") for name in names), text_turn("Done.")]
     recorded = rig.record("strace", script, *STREAM_JSON, ALLOWED, options=STRACE)
     health = json.loads((recorded.folder / "observation-health.json").read_bytes())
     assert (health["kernel_layer"], health["ringbuf_drops"]) == ("complete", 0)
     markers = recorded.lines("layers/markers.ndjson")
     assert {marker["clock"] for marker in markers} == {"kernel"}
-    found = windows(recorded)
+    found = find_windows(recorded)
     assert list(found) == list(calls_of(recorded))
     wrote = [written_in(recorded, window) for window in found.values()]
     files = [{path for path in paths if path.endswith(".txt")} for paths in wrote]
@@ -108,14 +108,14 @@ def test_with_strace_the_windows_are_as_exact(rig: Rig) -> None:
 OVERLAP = "kernel_events_in_overlapping_windows:"
 
 
-def use(tool: str, **given: Any) -> dict[str, Any]:
+def tool_block(tool: str, **given: Any) -> dict[str, Any]:
     return {"tool": tool, "input": given}
 
 
-def counted(recorded: Recorded) -> dict[str, list[Any]]:
+def count_calls(recorded: Recorded) -> dict[str, list[Any]]:
     """By tool call: the events that are its own. Counted from the layers in another way than the
     product's, and for what the agent here does."""
-    found, commands = windows(recorded), commands_of(recorded)
+    found, commands = find_windows(recorded), commands_of(recorded)
     detail = {one["seq"]: one for one in recorded.lines("layers/kernel-ext.ndjson") if "seq" in one}
     markers = recorded.lines("layers/markers.ndjson")
     (agent,) = {one["pid"] for one in markers if one["name"].startswith("tool_call")}
@@ -142,7 +142,7 @@ def commands_of(recorded: Recorded) -> dict[str, str]:
     return {call: given["command"] for call, given in calls if "command" in given}
 
 
-def made_by(recorded: Recorded, events: list[Any]) -> set[str]:
+def texts_made_by(recorded: Recorded, events: list[Any]) -> set[str]:
     """Texts that were created or moved to their place, by their names. What it keeps for itself
     lies elsewhere."""
     names = (name.partition(".tmp.")[0] for name in written_of(recorded, events))
@@ -153,22 +153,22 @@ def test_each_call_is_bound_to_its_own_events_and_to_no_others(rig: Rig) -> None
     """Calls of one message, whose windows overlap, and calls that follow each other."""
     script = [
         {
-            "say": [
-                use("Bash", command="echo b >b.txt", description="Make it"),
-                use("Bash", command="echo c >c.txt; cp c.txt d.txt", description="Make two"),
+            "content": [
+                tool_block("Bash", command="echo b >b.txt", description="Make it"),
+                tool_block("Bash", command="echo c >c.txt; cp c.txt d.txt", description="Make two"),
             ]
         },
-        write("a.txt", "one\n"),
-        {"say": [use("Edit", file_path="a.txt", old_string="one", new_string="two")]},
-        {"say": [use("Read", file_path="a.txt")]},
-        bash("mkdir deep; mv b.txt deep/moved.txt"),
-        write("e.txt", "e\n"),
-        text("Done."),
+        write_turn("a.txt", "one\n"),
+        {"content": [tool_block("Edit", file_path="a.txt", old_string="one", new_string="two")]},
+        {"content": [tool_block("Read", file_path="a.txt")]},
+        bash_turn("mkdir deep; mv b.txt deep/moved.txt"),
+        write_turn("e.txt", "e\n"),
+        text_turn("Done."),
     ]
     recorded = rig.record("own", script, *STREAM_JSON, ALLOWED, options=KERNEL)
-    found, own = windows(recorded), counted(recorded)
+    found, own = find_windows(recorded), count_calls(recorded)
     assert list(own) == list(calls_of(recorded))
-    assert [made_by(recorded, events) for events in own.values()] == [
+    assert [texts_made_by(recorded, events) for events in own.values()] == [
         {"b.txt"},
         {"c.txt", "d.txt"},
         {"a.txt"},

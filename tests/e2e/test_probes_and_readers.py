@@ -1,4 +1,4 @@
-"""What runs beside an agent's run: the probes, and who reads its events."""
+"""What runs next to an agent's run: the probes, and who reads its events."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import subprocess
 import pytest
 
 from tests.cli.command import STREAM
-from tests.e2e.rig import ALLOWED, Recorded, Rig, text, write
+from tests.e2e.rig import ALLOWED, Recorded, Rig, text_turn, write_turn
 from tests.sweeping import first_of
 
-SCRIPT = [write("a.txt", "a\n"), text("Done.")]
+SCRIPT = [write_turn("a.txt", "a\n"), text_turn("Done.")]
 PROBES = ("--matrix", "--cap", "cap_fs_write_workspace_tree")
 
 

@@ -1,4 +1,4 @@
-"""Runs in which nothing comes of it, whatever the agent says: refused, cut off, nobody there."""
+"""Runs in which nothing comes of it, whatever the agent claims: refused, cut off, nobody there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import socket
 
 import pytest
 
-from tests.e2e.rig import ALLOWED, JSON, STREAM_JSON, Recorded, Rig, judged, text, write
+from tests.e2e.rig import (
+    ALLOWED,
+    JSON,
+    STREAM_JSON,
+    Recorded,
+    Rig,
+    check_summary,
+    text_turn,
+    write_turn,
+)
 from tests.sweeping import first_of
 
 FORMATS = {"text": (), "json": JSON, "stream-json": STREAM_JSON}
@@ -21,14 +30,14 @@ ANSWERS = {
 @pytest.fixture(scope="module", params=FORMATS)
 def refused(request: pytest.FixtureRequest, rig: Rig) -> Recorded:
     """Nobody allows the agent to write, and it claims success."""
-    script = [write("calc.py", "x = 1\n"), text("All tests pass.")]
+    script = [write_turn("calc.py", "x = 1\n"), text_turn("All tests pass.")]
     return rig.record(f"refused-{request.param}", script, *FORMATS[request.param])
 
 
 def test_what_was_refused_did_not_happen(refused: Recorded) -> None:
     assert refused.done.code == 0
     assert "All tests pass." in refused.stdout
-    assert refused.asked[-1]["results"][0]["is_error"]
+    assert refused.requests[-1]["results"][0]["is_error"]
     assert refused.patch == ""
     assert refused.changes == {}
     assert refused.summary["changed_paths"] == 0
@@ -37,12 +46,12 @@ def test_what_was_refused_did_not_happen(refused: Recorded) -> None:
     assert "nothing was changed" in refused.done.err
 
 
-def test_a_refusal_is_told_where_it_is_declared(refused: Recorded) -> None:
+def test_a_refusal_is_recorded_where_it_is_declared(refused: Recorded) -> None:
     declares = refused.folder.name != "refused-text"
     if declares:
-        judged(refused, declared_denials=1, declared_denied_tools=["Write"])
+        check_summary(refused, declared_denials=1, declared_denied_tools=["Write"])
     else:
-        judged(refused, declared_denials=None)
+        check_summary(refused, declared_denials=None)
 
 
 @pytest.mark.parametrize("status", first_of(*ANSWERS))
@@ -52,9 +61,9 @@ def test_an_error_of_the_api(rig: Rig, status: int) -> None:
     result = json.loads(recorded.stdout)
     assert (result["is_error"], result["subtype"]) == (True, "success")
     assert ANSWERS[status] in result["result"]
-    assert [request["step"] for request in recorded.asked] == [0]
+    assert [request["step"] for request in recorded.requests] == [0]
     assert recorded.summary["changed_paths"] == 0
-    judged(recorded, declared_error=True, declared_denials=0)
+    check_summary(recorded, declared_error=True, declared_denials=0)
 
 
 def test_no_api_at_all(rig: Rig) -> None:
@@ -64,38 +73,38 @@ def test_no_api_at_all(rig: Rig) -> None:
     assert recorded.done.code == 1
     assert "ECONNREFUSED" in recorded.stdout
     assert (recorded.folder / "artifacts/claude_stderr.txt").read_bytes() == b""
-    assert recorded.asked == []
+    assert recorded.requests == []
     assert recorded.summary["changed_paths"] == 0
 
 
 def test_a_stream_that_breaks_off_after_a_whole_call(rig: Rig) -> None:
-    """Whether the agent still makes the call depends on who is faster; the record says which."""
-    turn = {**write("calc.py", "x = 1\n" * 50), "cut": "after", "again": True}
+    """Whether the agent still makes the call depends on who is faster; the record shows which."""
+    turn = {**write_turn("calc.py", "x = 1\n" * 50), "cut": "after", "again": True}
     recorded = rig.record("broken-after", [turn], ALLOWED, *STREAM_JSON)
     made = recorded.done.code == 0
     assert set(recorded.changes) == ({"calc.py"} if made else set())
-    judged(recorded, declared_error=not made)
+    check_summary(recorded, declared_error=not made)
 
 
 def test_a_stream_that_breaks_off_for_good(rig: Rig) -> None:
-    turn = {**write("calc.py", "x = 1\n" * 50), "cut": "inside", "again": True}
+    turn = {**write_turn("calc.py", "x = 1\n" * 50), "cut": "inside", "again": True}
     recorded = rig.record("broken-inside", [turn], ALLOWED, *STREAM_JSON)
     assert recorded.done.code == 1
     [result] = recorded.results
     assert result["is_error"]
-    assert [request["step"] for request in recorded.asked] == [0, 0]
+    assert [request["step"] for request in recorded.requests] == [0, 0]
     assert recorded.changes == {}
-    judged(recorded, declared_error=True)
+    check_summary(recorded, declared_error=True)
 
 
 @pytest.mark.parametrize("cut", ["inside", "after"])
 def test_a_stream_that_breaks_off_once(rig: Rig, cut: str) -> None:
     """It asks again without a stream, or makes the call that was whole: it is recorded once."""
-    turn = {**write("calc.py", "x = 1\n" * 50), "cut": cut}
-    recorded = rig.record(f"mended-{cut}", [turn, text("Done.")], ALLOWED, *STREAM_JSON)
+    turn = {**write_turn("calc.py", "x = 1\n" * 50), "cut": cut}
+    recorded = rig.record(f"mended-{cut}", [turn, text_turn("Done.")], ALLOWED, *STREAM_JSON)
     assert recorded.done.code == 0
-    steps = [request["step"] for request in recorded.asked]
+    steps = [request["step"] for request in recorded.requests]
     assert steps == [0, 0, 1] or (cut == "after" and steps == [0, 1])
     assert set(recorded.changes) == {"calc.py"}
     assert (recorded.workspace / "calc.py").read_text() == "x = 1\n" * 50
-    judged(recorded, declared_error=False)
+    check_summary(recorded, declared_error=False)

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.rig import ALLOWED, STREAM_JSON, Rig, Turn, bash, text, write
+from tests.e2e.rig import ALLOWED, STREAM_JSON, Rig, Turn, bash_turn, text_turn, write_turn
 from tests.sweeping import first_of
 
-SCRIPT = [write("alpha.txt", "alpha\n"), bash("echo beta >beta.txt; wc *.txt"), text("Done.")]
+SCRIPT = [
+    write_turn("alpha.txt", "alpha\n"),
+    bash_turn("echo beta >beta.txt; wc *.txt"),
+    text_turn("Done."),
+]
 SETS = ("paths", "execs", "tools", "decisions")
 WORDS = ",".join(f"{how}-{what}" for what in SETS for how in ("added", "removed"))
 
@@ -22,15 +26,15 @@ WORDS = ",".join(f"{how}-{what}" for what in SETS for how in ("added", "removed"
 LIKE_YEARS = range(1000, 2100)
 
 
-def recorded(rig: Rig, name: str, script: Sequence[Turn], feed: str) -> Path:
+def record_task(rig: Rig, name: str, script: Sequence[Turn], feed: str) -> Path:
     """Record a run of which no process has a number that looks like a year."""
     while (pid := os.posix_spawn("/bin/true", ["true"], {})) in LIKE_YEARS:
         os.waitpid(pid, 0)
     os.waitpid(pid, 0)
-    return rig.record(name, script, *STREAM_JSON, ALLOWED, options=kernel(feed)).folder
+    return rig.record(name, script, *STREAM_JSON, ALLOWED, options=kernel_options(feed)).folder
 
 
-def kernel(feed: str) -> tuple[str, ...]:
+def kernel_options(feed: str) -> tuple[str, ...]:
     return ("--kernel", feed, "--require", "kernel")
 
 
@@ -43,7 +47,7 @@ def feed(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def runs(rig: Rig, feed: str) -> list[Path]:
     """The first one finds an empty home, and leaves its own in it: it is of another kind."""
-    return [recorded(rig, f"again-{feed}-{number}", SCRIPT, feed) for number in range(3)][1:]
+    return [record_task(rig, f"again-{feed}-{number}", SCRIPT, feed) for number in range(3)][1:]
 
 
 def test_identical_runs_add_and_remove_nothing(rig: Rig, runs: list[Path]) -> None:
@@ -60,8 +64,12 @@ def test_identical_runs_add_and_remove_nothing(rig: Rig, runs: list[Path]) -> No
 
 def test_what_the_task_adds_is_all_that_is_added(rig: Rig, runs: list[Path], feed: str) -> None:
     outside = rig.place.root / f"report-{feed}.md"
-    script = [*SCRIPT[:-1], bash(f"echo new >new.txt; echo out >{outside}"), text("Done.")]
-    more = recorded(rig, f"again-{feed}-more", script, feed)
+    script = [
+        *SCRIPT[:-1],
+        bash_turn(f"echo new >new.txt; echo out >{outside}"),
+        text_turn("Done."),
+    ]
+    more = record_task(rig, f"again-{feed}-more", script, feed)
     done = rig.place.stream("diff", runs[0], more, "--fail-on", WORDS)
     (record,) = done.records
     paths = record["surface"]["filesystem_paths"]

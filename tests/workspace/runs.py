@@ -17,13 +17,13 @@ from stream.workspace.snapshot import Store, copy_folder
 from tests.workspace.trees import Tree, write_tree
 
 
-def plan_of(run: Path) -> ApplyPlan | None:
+def make_plan(run: Path) -> ApplyPlan | None:
     folder = RunFolder(run)
     return plan_changes(run, folder.recorded_metadata(), folder.recorded_changes())
 
 
 def make_run(run: Path, source: Path, after: Tree, /, **more: Any) -> Path:
-    """A run whose agent made of the source what the tree says."""
+    """A run whose agent made the tree out of the source."""
     (run / ARTIFACTS).mkdir(parents=True)
     metadata = RunMetadata(
         run_id="r",

@@ -14,8 +14,8 @@ from stream.workspace.apply import apply_plan
 from tests.cli.command import Place
 from tests.cli.conftest import check_place, make_place
 from tests.sweeping import thorough
-from tests.workspace.runs import make_run, plan_of
-from tests.workspace.test_copy import as_user
+from tests.workspace.runs import make_plan, make_run
+from tests.workspace.test_copy import run_as_user
 from tests.workspace.trees import (
     FOLDER,
     GIT_NAMES,
@@ -62,7 +62,7 @@ def test_applying_makes_the_after_state(trees: tuple[Tree, Tree]) -> None:
     with tempfile.TemporaryDirectory(prefix="stream-test-") as name:
         source = Path(name) / "source"
         write_tree(source, before)
-        plan = plan_of(make_run(Path(name) / "run", source, after))
+        plan = make_plan(make_run(Path(name) / "run", source, after))
         assert plan
         if plan.conflicts:  # only where something with a name of git's is in the way
             assert plan.inside_git
@@ -70,7 +70,7 @@ def test_applying_makes_the_after_state(trees: tuple[Tree, Tree]) -> None:
         apply_plan(plan)
         if not plan.inside_git:
             assert read_tree(source) == after
-        again = plan_of(Path(name) / "run")
+        again = make_plan(Path(name) / "run")
         assert again
         assert not again.todo + again.conflicts
         assert again.done == len(plan.todo) + plan.done
@@ -179,14 +179,14 @@ def test_a_read_only_folder() -> None:
         with tempfile.TemporaryDirectory(prefix="stream-test-", dir="/tmp") as name:
             source, run = Path(name) / "source", Path(name) / "run"
             write_tree(source, shut)
-            plan = plan_of(make_run(run, source, after))
+            plan = make_plan(make_run(run, source, after))
             assert plan
             apply_plan(plan)
             assert read_tree(source) == after
             for place in (source, run):
                 remove_tree(place)
 
-    as_user(work)
+    run_as_user(work)
 
 
 @pytest.mark.parametrize(

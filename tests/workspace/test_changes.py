@@ -23,7 +23,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def found(changes: ChangeSet) -> dict[bytes, str]:
+def list_changes(changes: ChangeSet) -> dict[bytes, str]:
     return {change.path: change.what for change in changes.items}
 
 
@@ -39,26 +39,26 @@ def test_a_rewrite_of_the_same_size_with_its_old_time(
         while (root / "a").stat().st_ctime_ns == status.st_ctime_ns:
             os.utime(root / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
         assert (root / "a").stat().st_mtime_ns == status.st_mtime_ns
-        assert found(find_changes(before, root, store)) == {b"a": "changed"}
+        assert list_changes(find_changes(before, root, store)) == {b"a": "changed"}
 
 
 def test_a_rewrite_within_one_tick_of_the_clock(root: Path, tmp_path: Path) -> None:
-    """The snapshot is given the status of the file as it is now: a clock too coarse to tell."""
+    """The snapshot is given the status of the file as it is now: a clock too coarse to show it."""
     with Store(tmp_path) as store:
         before = take_snapshot(root, store)
         (root / "a").write_bytes(b"ONE\n")
         with Store(tmp_path) as other:
             now = take_snapshot(root, other).root
         before.root.statuses, before.root.latest = now.statuses, now.latest
-        assert found(find_changes(before, root, store)) == {b"a": "changed"}
+        assert list_changes(find_changes(before, root, store)) == {b"a": "changed"}
         # A clock of files that is far behind ours, and one that is far ahead.
         for distance in (-(10**12), 10**12):
             before.ended += distance
-            assert found(find_changes(before, root, store)) == {b"a": "changed"}
+            assert list_changes(find_changes(before, root, store)) == {b"a": "changed"}
             before.ended -= distance
-        # A file from the future says nothing about the others.
+        # A file from the future shows nothing about the others.
         before.root.folders[b"f"].latest = now.latest + 10**9
-        assert found(find_changes(before, root, store)) == {b"a": "changed"}
+        assert list_changes(find_changes(before, root, store)) == {b"a": "changed"}
 
 
 def test_what_is_touched_or_replaced_by_the_same_has_not_changed(
@@ -99,9 +99,11 @@ def test_every_kind_of_change(root: Path, tmp_path: Path) -> None:
             b"m": "added",
         }
         changes = find_changes(before, root, store)
-        assert found(changes) == expected
-        assert list(found(changes)) == sorted(expected)
-        assert found(find_changes(empty_snapshot(), root, store)) == dict.fromkeys(after, "added")
+        assert list_changes(changes) == expected
+        assert list(list_changes(changes)) == sorted(expected)
+        assert list_changes(find_changes(empty_snapshot(), root, store)) == dict.fromkeys(
+            after, "added"
+        )
 
 
 def test_an_empty_file_that_grows(root: Path, tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_an_empty_file_that_grows(root: Path, tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         before = take_snapshot(root, store)
         (root / "f" / "z").write_bytes(b"z")
-        assert found(find_changes(before, root, store)) == {b"f/z": "changed"}
+        assert list_changes(find_changes(before, root, store)) == {b"f/z": "changed"}
         (root / "f" / "z").write_bytes(b"")
         assert not find_changes(before, root, store).items
 

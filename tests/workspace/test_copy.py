@@ -1,4 +1,4 @@
-"""A copy holds what could be had, and says what could not."""
+"""A copy holds what could be copied, and lists what could not."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ TREE: Tree = {
 }
 
 
-def skipped(snapshot: Snapshot) -> dict[bytes, str]:
+def skip_reasons(snapshot: Snapshot) -> dict[bytes, str]:
     return {item.path: item.reason for item in snapshot.skipped}
 
 
-def listing(folder: Path) -> dict[str, tuple[int, ...]]:
+def list_status(folder: Path) -> dict[str, tuple[int, ...]]:
     """Of everything below: what a reader must not have changed."""
     return {
         str(path): (s.st_mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
@@ -65,7 +65,7 @@ def place() -> Iterator[Path]:
     shutil.rmtree(root)
 
 
-def in_a_child(work: Callable[[], None], user: int | None = None) -> None:
+def run_in_child(work: Callable[[], None], user: int | None = None) -> None:
     """Its limits and its identity are its own."""
     child = os.fork()
     if not child:
@@ -84,19 +84,19 @@ def in_a_child(work: Callable[[], None], user: int | None = None) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def as_user(work: Callable[[], None]) -> None:
+def run_as_user(work: Callable[[], None]) -> None:
     """In a process that is not root."""
-    in_a_child(work, None if os.geteuid() else 65534)
+    run_in_child(work, None if os.geteuid() else 65534)
 
 
-@pytest.mark.parametrize("who", [lambda work: work(), as_user])
+@pytest.mark.parametrize("who", [lambda work: work(), run_as_user])
 def test_a_copy_is_the_same(place: Path, who: Callable[[Callable[[], None]], None]) -> None:
     def work() -> None:
         source, target = place / "source", place / "target"
         write_tree(source, TREE)
         os.utime(source / "a", ns=(1, 1_234_567_890))
         os.utime(source / "folder", ns=(1, 2_000_000_001))
-        before = listing(source)
+        before = list_status(source)
         with Store(place) as store:
             snapshot = copy_folder(source, target, store)
             assert read_tree(target) == TREE
@@ -104,7 +104,7 @@ def test_a_copy_is_the_same(place: Path, who: Callable[[Callable[[], None]], Non
                 one, other = path.lstat(), (target / path.relative_to(source)).lstat()
                 assert (one.st_mtime_ns, one.st_mode) == (other.st_mtime_ns, other.st_mode)
                 assert one.st_ino != other.st_ino
-            assert listing(source) == before
+            assert list_status(source) == before
             assert snapshot.count_entries() == len(TREE)
             assert not snapshot.skipped
             changes = find_changes(snapshot, target, store)
@@ -139,10 +139,10 @@ def test_what_may_not_be_read(place: Path) -> None:
         (source / "blind").chmod(0o444)
         with Store(place) as store:
             snapshot = copy_folder(source, place / "target", store)
-            assert skipped(snapshot) == dict.fromkeys([b"blind", b"no", b"shut"], "unreadable")
+            assert skip_reasons(snapshot) == dict.fromkeys([b"blind", b"no", b"shut"], "unreadable")
             assert read_tree(place / "target") == {b"a": text(b"a")}
             here = take_snapshot(source, store)
-            assert skipped(here) == skipped(snapshot)
+            assert skip_reasons(here) == skip_reasons(snapshot)
             found = find_changes(here, source, store)
             assert not found.items
         (source / "shut").chmod(0o700)
@@ -150,7 +150,7 @@ def test_what_may_not_be_read(place: Path) -> None:
         remove_tree(source)
         remove_tree(place / "target")
 
-    as_user(work)
+    run_as_user(work)
 
 
 def test_what_an_agent_shuts(place: Path) -> None:
@@ -169,7 +169,7 @@ def test_what_an_agent_shuts(place: Path) -> None:
         ]
         remove_tree(source)
 
-    as_user(work)
+    run_as_user(work)
 
 
 def test_special_files(place: Path) -> None:
@@ -184,7 +184,7 @@ def test_special_files(place: Path) -> None:
         except PermissionError:
             pass
         snapshot = copy_folder(source, place / "target", store)
-        assert skipped(snapshot) == expected
+        assert skip_reasons(snapshot) == expected
         assert read_tree(place / "target") == {b"a": text(b"a")}
         here = take_snapshot(source, store)
         assert not find_changes(here, source, store).items
@@ -207,17 +207,17 @@ def test_no_privilege_is_handed_on(place: Path, needs_root: None) -> None:
     assert stat.S_IMODE((place / "target" / "ours").stat().st_mode) == 0o6755
 
 
-class Meddler:
+class Interference:
     """Is asked whether to stop, and does something to the source instead."""
 
-    def __init__(self, deed: Callable[[], object], times: int = 1) -> None:
-        self.deed = deed
+    def __init__(self, action: Callable[[], object], times: int = 1) -> None:
+        self.action = action
         self.times = times
 
     def __call__(self) -> bool:
         if self.times:
             self.times -= 1
-            self.deed()
+            self.action()
         return False
 
 
@@ -225,13 +225,13 @@ def test_what_vanishes(place: Path) -> None:
     source = place / "source"
     write_tree(source, {b"a": text(b"a"), b"b": text(b"b"), b"f": FOLDER, b"f/x": text(b"x")})
 
-    def deed() -> None:
+    def action() -> None:
         (source / "b").unlink()
         shutil.rmtree(source / "f")
 
     with Store(place) as store:
-        snapshot = copy_folder(source, place / "target", store, is_cancelled=Meddler(deed))
-    assert skipped(snapshot) == {b"b": "vanished", b"f": "vanished"}
+        snapshot = copy_folder(source, place / "target", store, is_cancelled=Interference(action))
+    assert skip_reasons(snapshot) == {b"b": "vanished", b"f": "vanished"}
     assert read_tree(place / "target") == {b"a": text(b"a")}
 
 
@@ -239,15 +239,15 @@ def test_what_becomes_a_link_is_not_followed(place: Path) -> None:
     source = place / "source"
     write_tree(source, {b"a": text(b"a"), b"b": text(b"b"), b"f": FOLDER, b"f/x": text(b"x")})
 
-    def deed() -> None:
+    def action() -> None:
         (source / "b").unlink()
         (source / "b").symlink_to("/etc/passwd")
         shutil.rmtree(source / "f")
         (source / "f").symlink_to("/etc")
 
     with Store(place) as store:
-        snapshot = copy_folder(source, place / "target", store, is_cancelled=Meddler(deed))
-    assert skipped(snapshot) == {b"b": "vanished", b"f": "vanished"}
+        snapshot = copy_folder(source, place / "target", store, is_cancelled=Interference(action))
+    assert skip_reasons(snapshot) == {b"b": "vanished", b"f": "vanished"}
     assert read_tree(place / "target") == {b"a": text(b"a")}
 
 
@@ -257,13 +257,15 @@ def test_what_changes_while_it_is_read(place: Path, times: int, reason: dict[byt
     source = place / "source"
     write_tree(source, {b"a": text(b"a" * (2 * CHUNK)), b"b": text(b"b")})
 
-    def deed() -> None:
+    def action() -> None:
         with (source / "a").open("ab") as file:
             file.write(b"more")
 
     with Store(place) as store:
-        snapshot = copy_folder(source, place / "target", store, is_cancelled=Meddler(deed, times))
-        assert skipped(snapshot) == reason
+        snapshot = copy_folder(
+            source, place / "target", store, is_cancelled=Interference(action, times)
+        )
+        assert skip_reasons(snapshot) == reason
         copied = (place / "target" / "a").read_bytes()
         record = snapshot.root.entry_records()[b"a"]
         assert b"".join(store.read_content(record.store_offset, record.size)) == copied
@@ -279,14 +281,16 @@ def test_what_becomes_shorter_while_it_is_read(place: Path) -> None:
     size = 8 * CHUNK
     write_tree(source, {b"a": text(b"a" * size), b"b": text(b"b")})
 
-    def deed() -> None:
+    def action() -> None:
         nonlocal size
         size //= 4
         os.truncate(source / "a", size)
 
     with Store(place) as store:
-        snapshot = copy_folder(source, place / "target", store, is_cancelled=Meddler(deed, 4))
-        assert skipped(snapshot) == {b"a": "unsteady"}
+        snapshot = copy_folder(
+            source, place / "target", store, is_cancelled=Interference(action, 4)
+        )
+        assert skip_reasons(snapshot) == {b"a": "unsteady"}
         record = snapshot.root.entry_records()[b"a"]
         assert record.size == (place / "target" / "a").stat().st_size
         assert not find_changes(snapshot, place / "target", store).items
@@ -305,7 +309,7 @@ def test_a_runs_folder_inside(place: Path, in_place: bool) -> None:
             workspace = runs / "new"
             snapshot = copy_folder(source, workspace, store, [runs])
             assert read_tree(workspace) == {b"a": text(b"a")}
-        assert skipped(snapshot) == {b"runs": "left out"}
+        assert skip_reasons(snapshot) == {b"runs": "left out"}
         (runs / "log").write_text("x")
         (workspace / "b").write_text("b")
         found = find_changes(snapshot, workspace, store)
@@ -320,7 +324,7 @@ def test_a_copy_into_its_own_source_ends(place: Path) -> None:
 
 
 def make_deep(root: Path, depth: int = 120, name: str = "d" * 50) -> None:
-    """With a file beside and below at every level; a path of 6,000 bytes at the end."""
+    """With a file next to it and below at every level; a path of 6,000 bytes at the end."""
     root.mkdir()
     fd = os.open(root, os.O_RDONLY)
     for level in range(depth):
@@ -365,7 +369,7 @@ def test_paths_longer_than_any_system_takes(place: Path, few_descriptors: None) 
     assert not list(place.iterdir())
 
 
-def test_a_full_disk_is_said_with_its_place(place: Path) -> None:
+def test_a_full_disk_is_reported_with_its_place(place: Path) -> None:
     """A limit on the size of a file stands in for a disk that is full."""
     write_tree(place / "source", {b"f": FOLDER, b"f/large": text(b"x" * (4 << 20))})
 
@@ -382,7 +386,7 @@ def test_a_full_disk_is_said_with_its_place(place: Path) -> None:
         )
         remove_tree(place / "target")
 
-    in_a_child(work)
+    run_in_child(work)
     assert not (place / "target").exists()
 
 

@@ -1,4 +1,4 @@
-"""What is written under one of the names of a file is said of all, and taken over as one file."""
+"""What is written under one name of a file is recorded for all, and taken over as one file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from stream.workspace.apply import apply_plan
 from stream.workspace.changes import find_changes
 from stream.workspace.snapshot import Store, copy_folder
-from tests.workspace.runs import make_run, plan_of
+from tests.workspace.runs import make_plan, make_run
 from tests.workspace.trees import FOLDER, Tree, read_tree, text, write_tree
 
 TREE: Tree = {
@@ -36,7 +36,7 @@ def inodes(root: Path, *names: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["a", "b", "z/c"])
-def test_what_is_written_is_said_of_every_name(tmp_path: Path, name: str) -> None:
+def test_what_is_written_is_recorded_for_every_name(tmp_path: Path, name: str) -> None:
     source, target = linked(tmp_path), tmp_path / "target"
     with Store(tmp_path) as store:
         snapshot = copy_folder(source, target, store)
@@ -79,7 +79,7 @@ def test_apply_gives_a_file_its_names(tmp_path: Path) -> None:
     after[b"z/far"] = text(b"near\n")
     run = make_run(tmp_path / "run", source, after)
     assert len(set(inodes(run / "workspace", "a", "b", "z/c"))) == 1
-    plan = plan_of(run)
+    plan = make_plan(run)
     assert plan
     assert len(plan.todo) == 4
     apply_plan(plan)
@@ -88,6 +88,6 @@ def test_apply_gives_a_file_its_names(tmp_path: Path) -> None:
     # What has a name elsewhere is replaced, and the other name keeps what it had.
     assert (tmp_path / "outside").read_bytes() == b"far\n"
     assert os.path.samestat(outside, (tmp_path / "outside").stat())
-    again = plan_of(run)
+    again = make_plan(run)
     assert again
     assert (again.todo, again.done) == ([], 4)

@@ -20,7 +20,7 @@ from stream.workspace.snapshot import LARGEST, Store, copy_folder, take_snapshot
 from tests.cli.command import Place
 from tests.cli.conftest import check_place, make_place
 from tests.recorder.runs import observe
-from tests.workspace.runs import make_run, plan_of
+from tests.workspace.runs import make_plan, make_run
 from tests.workspace.trees import read_tree
 
 HUGE = 10 << 30  #: bytes: what nobody waits for
@@ -36,7 +36,7 @@ PIECES = st.lists(
 
 @pytest.fixture
 def holes(tmp_path: Path) -> Path:
-    sparse = write(tmp_path / "sparse", [BLOCK])
+    sparse = write_pieces(tmp_path / "sparse", [BLOCK])
     if not is_sparse(sparse.stat()):
         pytest.skip("the file system of the temporary folder has no holes")
     sparse.unlink()
@@ -50,7 +50,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     check_place(place)
 
 
-def write(path: Path, pieces: list[Piece]) -> Path:
+def write_pieces(path: Path, pieces: list[Piece]) -> Path:
     with path.open("wb", buffering=0) as file:
         for piece in pieces:
             write_piece(file.fileno(), piece)
@@ -58,7 +58,7 @@ def write(path: Path, pieces: list[Piece]) -> Path:
     return path
 
 
-def held(path: Path) -> int:
+def disk_bytes(path: Path) -> int:
     """Bytes on the disk."""
     return path.stat().st_blocks * 512
 
@@ -70,7 +70,7 @@ def test_holes_change_no_content(
     root = tmp_path_factory.mktemp("holes")
     whole, others = b"".join(fill_holes(pieces)), b"".join(fill_holes(other))
     (root / "source").mkdir()
-    file = write(root / "source" / "f", pieces)
+    file = write_pieces(root / "source" / "f", pieces)
     with file.open("rb") as opened:
         found = list(pieces_of(opened.fileno(), os.fstat(opened.fileno())))
     assert b"".join(fill_holes(found)) == file.read_bytes() == whole
@@ -84,10 +84,10 @@ def test_holes_change_no_content(
             == copied.read_bytes()
             == whole
         )
-        assert held(copied) <= held(file)
+        assert disk_bytes(copied) <= disk_bytes(file)
         copied.write_bytes(whole)
         assert not find_changes(snapshot, root / "copy", store).items
-        write(copied, other)
+        write_pieces(copied, other)
         items = find_changes(snapshot, root / "copy", store).items
         assert bool(items) == (whole != others)
         for after in (item.after for item in items):
@@ -98,13 +98,13 @@ def test_holes_change_no_content(
 def test_a_huge_file_of_holes(holes: Path) -> None:
     source, target = holes / "source", holes / "target"
     source.mkdir()
-    write(source / "one", [b"x", HUGE])
-    write(source / "other", [HUGE, b"x"])
+    write_pieces(source / "one", [b"x", HUGE])
+    write_pieces(source / "other", [HUGE, b"x"])
     with Store(holes) as store:
         snapshot = copy_folder(source, target, store)
         for name in ("one", "other"):
             assert (target / name).stat().st_size == HUGE + 1
-            assert held(target / name) <= held(source / name)
+            assert disk_bytes(target / name) <= disk_bytes(source / name)
         assert not find_changes(snapshot, target, store).items
         here = take_snapshot(source, store)
         os.utime(source / "one")
@@ -114,7 +114,7 @@ def test_a_huge_file_of_holes(holes: Path) -> None:
 def test_what_is_written_into_a_hole(holes: Path) -> None:
     source, run = holes / "source", holes / "run"
     source.mkdir()
-    write(source / "disk", [b"begin", LARGE])
+    write_pieces(source / "disk", [b"begin", LARGE])
     run.mkdir()
     make_run(run, source, {b"disk": read_tree(source)[b"disk"]})
     assert not (run / CHANGES_FILE).read_bytes()
@@ -136,12 +136,12 @@ def test_what_is_written_into_a_hole(holes: Path) -> None:
         assert state
         assert state.sha256 == sha256(folder / "disk")
 
-    plan = plan_of(run)
+    plan = make_plan(run)
     assert plan
     assert [one.path for one in plan.todo] == ["disk"]
     apply_plan(plan)
     assert sha256(source / "disk") == sha256(run / "workspace" / "disk")
-    assert held(source / "disk") <= held(run / "workspace" / "disk") < LARGE // 2
+    assert disk_bytes(source / "disk") <= disk_bytes(run / "workspace" / "disk") < LARGE // 2
 
 
 def sha256(path: Path) -> str:
@@ -172,26 +172,26 @@ def test_a_file_that_gains_or_loses_holes(
     """Also where it is kept with its content on one side, and by its digest on the other."""
     for module in (snapshot_module, changes, listing):
         monkeypatch.setattr(module, "LARGEST", BLOCK // 2)
-    file = write(holes / "file", before)
+    file = write_pieces(holes / "file", before)
     with Store(holes / "..") as store:
         snapshot = take_snapshot(holes, store)
-        write(file, after)
+        write_pieces(file, after)
         assert [item.what for item in find_changes(snapshot, holes, store).items] == (
             [] if is_same else ["changed"]
         )
 
 
 def test_from_one_end_to_the_other(place: Place, holes: Path) -> None:
-    disk = write(place.workspace / "disk", [HUGE])
-    image = write(place.workspace / "image", [b"image", 8 << 20])
+    disk = write_pieces(place.workspace / "disk", [HUGE])
+    image = write_pieces(place.workspace / "image", [b"image", 8 << 20])
     run = observe(
         place, "--run-id", "one", "--", "sh", "-c", "printf new | dd of=image conv=notrunc"
     )
     assert list(run.changes) == ["image"]
     for name in ("disk", "image"):
-        assert held(run.folder / "workspace" / name) < 1 << 20
-    assert held(run.folder / "artifacts" / "fs_diff.patch") < 1 << 20
+        assert disk_bytes(run.folder / "workspace" / name) < 1 << 20
+    assert disk_bytes(run.folder / "artifacts" / "fs_diff.patch") < 1 << 20
     assert place.stream("apply", run.folder).code == 0
     assert image.read_bytes().startswith(b"newge\0")
-    assert held(image) < 1 << 20
-    assert held(disk) < 1 << 20
+    assert disk_bytes(image) < 1 << 20
+    assert disk_bytes(disk) < 1 << 20

@@ -64,7 +64,7 @@ class Written:
         return {exact_path(record.path, record.path_base64): record for record in self.records}
 
 
-def leaves(tree: Tree) -> Tree:
+def git_tree(tree: Tree) -> Tree:
     """As much of it as git can carry."""
     return {
         path: node._replace(mode=node.mode & 0o100 if node.kind == "file" else 0)
@@ -88,13 +88,13 @@ def check_patch(before: Tree, after: Tree, *, is_repository: bool) -> None:
             # What is called .git in a generated tree is no repository.
             elsewhere = {} if is_repository else {"GIT_DIR": str(scratch / "none")}
             git(target, "apply", written.patch, **elsewhere)
-        expected = leaves(before)
+        expected = git_tree(before)
         for path, record in written.by_path.items():
             if record.in_patch:
                 expected.pop(path, None)
-                if path in leaves(after):
-                    expected[path] = leaves(after)[path]
-        found = leaves(read_tree(target))
+                if path in git_tree(after):
+                    expected[path] = git_tree(after)[path]
+        found = git_tree(read_tree(target))
         if is_repository:
             found = {path: node for path, node in found.items() if not path.startswith(b".git/")}
         assert found == expected

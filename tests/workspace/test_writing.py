@@ -21,7 +21,7 @@ from stream.workspace.changes import find_changes
 from stream.workspace.listing import write_changes
 from stream.workspace.patch import find_git
 from stream.workspace.snapshot import Store, empty_snapshot
-from tests.workspace.test_copy import in_a_child, listing, make_deep
+from tests.workspace.test_copy import list_status, make_deep, run_in_child
 from tests.workspace.test_patch import Written
 from tests.workspace.trees import FOLDER, Node, Tree, git, link, text, write_tree
 
@@ -49,7 +49,7 @@ AFTER: Tree = {
 }
 
 
-def test_every_line_says_what_it_is_about(tmp_path: Path) -> None:
+def test_every_line_names_what_it_is_about(tmp_path: Path) -> None:
     written = Written(tmp_path, BEFORE, AFTER)
     for line in written.listing.read_bytes().splitlines():
         SCHEMA.validate(json.loads(line))
@@ -98,12 +98,12 @@ def test_what_happened_after_the_agent_had_ended(tmp_path: Path) -> None:
     for exited, is_after in ((now - 10**10, True), (now + 10**10, False)):
         (tmp_path / str(is_after)).mkdir()
         written = Written(tmp_path / str(is_after), BEFORE, {b"a": text(b"A")}, exited=exited)
-        said = {path: record.after_exit for path, record in written.by_path.items()}
-        assert said == {b"a": is_after, b"f": None, b"f/b": None, b"l": None, b"m": None}
+        states = {path: record.after_exit for path, record in written.by_path.items()}
+        assert states == {b"a": is_after, b"f": None, b"f/b": None, b"l": None, b"m": None}
         assert written.summary.has_after_exit == is_after
 
 
-def test_nothing_that_a_user_has_said_to_git_counts(
+def test_nothing_that_a_user_has_configured_in_git_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("plain", "hostile", "home/git"):
@@ -124,7 +124,7 @@ def test_nothing_that_a_user_has_said_to_git_counts(
     other = tmp_path / "other"
     other.mkdir()
     git(other, "init", "-q")
-    before = listing(other)
+    before = list_status(other)
     for name, value in {
         "HOME": tmp_path / "home",
         "XDG_CONFIG_HOME": tmp_path / "home",
@@ -145,7 +145,7 @@ def test_nothing_that_a_user_has_said_to_git_counts(
         monkeypatch.setenv(name, str(value))
     hostile = Written(tmp_path / "hostile", BEFORE, AFTER).patch.read_bytes()
     assert hostile == plain
-    assert listing(other) == before
+    assert list_status(other) == before
     assert not (tmp_path / "sprung").exists()
     assert not (tmp_path / "trace").exists()
 
@@ -158,19 +158,19 @@ def test_a_workspace_that_is_a_repository(tmp_path: Path) -> None:
     git(source, "init", "-q")
     write_tree(source / "sub", {b"s": text(b"s\n")})
     git(source / "sub", "init", "-q")
-    before = listing(source)
+    before = list_status(source)
     with Store(tmp_path) as store:
         snapshot = snapshot_module.copy_folder(source, tmp_path / "workspace", store)
         workspace = tmp_path / "workspace"
         for name in ("a", "ignored", "sub/s"):
             (workspace / name).write_text("more\n")
         git(workspace, "add", "a")
-        repository = listing(workspace / ".git")
+        repository = list_status(workspace / ".git")
         changes = find_changes(snapshot, workspace, store)
         patch = tmp_path / "p"
         summary = write_changes(changes, store, patch, tmp_path / "l", git=find_git(), exited=0)
-    assert listing(source) == before
-    assert listing(workspace / ".git") == repository
+    assert list_status(source) == before
+    assert list_status(workspace / ".git") == repository
     assert summary.in_patch == 3
     assert summary.inside_git == len(changes.items) - 3 >= 2
     git(tmp_path / "source", "apply", patch)
@@ -178,7 +178,7 @@ def test_a_workspace_that_is_a_repository(tmp_path: Path) -> None:
         assert (source / name).read_text() == "more\n"
 
 
-def redact(data: bytes) -> bytes:
+def redact_secret(data: bytes) -> bytes:
     return data.replace(b"secret", b"[x]")
 
 
@@ -191,7 +191,7 @@ def test_nothing_leaves_that_is_redacted(tmp_path: Path) -> None:
         b"[x]": text(b"clash"),
         b"l": link(b"/secret"),
     }
-    written = Written(tmp_path, before, after, redact=redact)
+    written = Written(tmp_path, before, after, redact=redact_secret)
     whole = written.patch.read_bytes() + written.listing.read_bytes()
     assert b"secret" not in whole
     assert b"-[x]\n+[x][x]\n" in whole
@@ -237,7 +237,11 @@ def test_too_large_for_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     data = b"x" * 200
     written = Written(tmp_path, {b"a": text(b"a")}, {b"a": text(data), b"b": text(b"b")})
     (tmp_path / "redacted").mkdir()
-    hidden = Written(tmp_path / "redacted", {}, {b"a": text(data)}, redact=redact).records[0].after
+    hidden = (
+        Written(tmp_path / "redacted", {}, {b"a": text(data)}, redact=redact_secret)
+        .records[0]
+        .after
+    )
     assert hidden
     assert (hidden.bytes, hidden.sha256) == (None, None)
     record = written.by_path[b"a"]
@@ -254,7 +258,7 @@ def test_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         find_git()
 
 
-def changed(tmp_path: Path, store: Store, size: int) -> changes_module.ChangeSet:
+def make_changes(tmp_path: Path, store: Store, size: int) -> changes_module.ChangeSet:
     write_tree(tmp_path / "w", {b"a": text(os.urandom(size))})
     return find_changes(empty_snapshot(), tmp_path / "w", store)
 
@@ -264,7 +268,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
     def work() -> None:
         with Store(tmp_path) as store:
-            changes = changed(tmp_path, store, 1 << 20)
+            changes = make_changes(tmp_path, store, 1 << 20)
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             for limit in (1 << 17, 1):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, 1 << 30))
@@ -273,7 +277,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
                         changes, store, tmp_path / "p", tmp_path / "l", git=find_git(), exited=0
                     )
 
-    in_a_child(work)
+    run_in_child(work)
     assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
@@ -283,7 +287,7 @@ def test_a_git_that_fails(tmp_path: Path) -> None:
         fake.write_text(f"#!/bin/sh\n{body}\n")
         fake.chmod(0o755)
         with Store(tmp_path) as store:
-            changes = changed(tmp_path, store, 1 << 21)
+            changes = make_changes(tmp_path, store, 1 << 21)
             with pytest.raises(OutputError, match=r"/p: git: "):
                 write_changes(
                     changes, store, tmp_path / "p", tmp_path / "l", git=str(fake), exited=0

@@ -31,7 +31,7 @@ def link(target: bytes) -> Node:
 FOLDER = Node("dir", 0o755)
 
 
-def closed(tree: Tree) -> Tree:
+def close_tree(tree: Tree) -> Tree:
     """With every folder that a path needs; what would lie in a file is left out."""
     whole: Tree = {}
     for path in sorted(tree):
@@ -43,27 +43,27 @@ def closed(tree: Tree) -> Tree:
     return whole
 
 
-def at(root: Path, path: bytes) -> Path:
+def path_at(root: Path, path: bytes) -> Path:
     return root / os.fsdecode(path)
 
 
 def write_tree(root: Path, tree: Tree) -> None:
-    """Makes of the folder what the tree says; what is right already is not touched."""
+    """Makes the tree of the folder; what is right already is not touched."""
     root.mkdir(exist_ok=True)
     for path, node in sorted(read_tree(root).items()):
         if node.kind == "dir":
-            at(root, path).chmod(node.mode | 0o700)
+            path_at(root, path).chmod(node.mode | 0o700)
     for path, node in sorted(read_tree(root).items(), reverse=True):
         if tree.get(path, Node("")).kind != node.kind:
-            place = at(root, path)
+            place = path_at(root, path)
             (place.rmdir if node.kind == "dir" else place.unlink)()
     now = read_tree(root)
     for path, node in sorted(tree.items()):
         if now.get(path) != node:
-            _write_node(at(root, path), node, is_new=path not in now)
+            _write_node(path_at(root, path), node, is_new=path not in now)
     for path, node in sorted(tree.items(), reverse=True):
         if node.kind == "dir":
-            at(root, path).chmod(node.mode)
+            path_at(root, path).chmod(node.mode)
 
 
 def _write_node(place: Path, node: Node, *, is_new: bool) -> None:
@@ -173,35 +173,35 @@ NODES = st.one_of(FILES, FILES, LINKS, FOLDERS)
 def changed_trees(draw: Any, names: Any = NAMES) -> tuple[Tree, Tree]:
     """(before, after), the second made of the first by what agents do."""
     paths = st.lists(names, min_size=1, max_size=3).map(b"/".join)
-    before = closed(draw(st.dictionaries(paths, NODES, max_size=8)))
+    before = close_tree(draw(st.dictionaries(paths, NODES, max_size=8)))
     after = dict(before)
     for _ in range(draw(st.integers(1, 5))):
-        deed = draw(st.sampled_from(["put", "put", "remove", "move", "mode", "edit", "swap"]))
-        if deed == "put" or not after:
+        action = draw(st.sampled_from(["put", "put", "remove", "move", "mode", "edit", "swap"]))
+        if action == "put" or not after:
             after[draw(paths)] = draw(NODES)
             continue
         path = draw(st.sampled_from(sorted(after)))
         node = after[path]
-        if deed in ("remove", "move"):
+        if action in ("remove", "move"):
             below = [name for name in after if name == path or name.startswith(path + b"/")]
             taken = {name: after.pop(name) for name in below}
-            if deed == "move":
+            if action == "move":
                 new = draw(paths)
                 after.update({new + name[len(path) :]: inner for name, inner in taken.items()})
-        elif deed == "swap":
+        elif action == "swap":
             below = [name for name in after if name.startswith(path + b"/")]
             for name in below:
                 del after[name]
             after[path] = draw(NODES)
             after[path + b"/" + draw(names)] = draw(NODES)
-        elif deed == "mode" and node.kind != "symlink":
+        elif action == "mode" and node.kind != "symlink":
             after[path] = node._replace(mode=draw(st.sampled_from([0o644, 0o755, 0o700, 0o750])))
         elif node.kind == "file":
             after[path] = node._replace(data=draw(CONTENTS) + node.data)
-    return before, usable(closed(after))
+    return before, make_usable(close_tree(after))
 
 
-def usable(tree: Tree) -> Tree:
+def make_usable(tree: Tree) -> Tree:
     """Folders that an ordinary user may search."""
     return {
         path: node._replace(mode=node.mode | 0o700) if node.kind == "dir" else node
