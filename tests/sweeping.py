@@ -11,7 +11,7 @@ QUICK = 5  #: a run tries one of so many examples of a sweep
 
 
 def is_sweep() -> bool:
-    """Tell whether this run tries everything: tests/conftest.py has chosen the profile."""
+    """Return whether this run tries everything: tests/conftest.py has chosen the profile."""
     return settings.default is not None and not settings.default.derandomize
 
 

@@ -432,9 +432,9 @@ def test_memory_is_flat(place: Place, tmp_path: Path, step: int) -> None:
     assert size > (200 << 20) // step
     target = tmp_path / "a.tar.gz"
     with source.open("rb") as file:
-        done = place.measured("archive", "-", "-o", target, stdin=file)
+        done = place.run_measured("archive", "-", "-o", target, stdin=file)
     assert (done.code, done.peak < 100 << 20) == (0, True), done
-    done = place.measured("verify", target)
+    done = place.run_measured("verify", target)
     assert (done.code, done.peak < 100 << 20) == (0, True), done
     (place.root / "peak").unlink()
 

@@ -299,7 +299,7 @@ def test_a_bomb_stops_at_the_limit(tmp_path: Path, name: str) -> None:
     target = tmp_path / "bomb.tar.gz"
     write_bomb(target, name, 300 << 20)
     assert target.stat().st_size < 1 << 20
-    done = place.measured("verify", "--max-decoded", "256M", target)
+    done = place.run_measured("verify", "--max-decoded", "256M", target)
     assert done.code == 1
     assert "more than 268435456 bytes decoded" in done.err
     assert done.peak < 160 << 20
@@ -310,7 +310,7 @@ def test_a_bomb_of_lines(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     target = tmp_path / "bomb.tar.gz"
     write_bomb(target, KERNEL_FILE, 200 << 20, b"\n" * (1 << 20))
-    done = place.measured("verify", "--max-lines", "1000000", target)
+    done = place.run_measured("verify", "--max-lines", "1000000", target)
     assert done.code == 1
     assert b"more than 1000000 lines" in done.out
     assert done.peak < 120 << 20

@@ -119,14 +119,14 @@ class Place:
             how["stdin"] = subprocess.PIPE
         return self.finish(self.start(*args, env=env, cwd=cwd, **how), data)
 
-    def measured(self, *args: str | Path, **how: Any) -> Done:
+    def run_measured(self, *args: str | Path, **how: Any) -> Done:
         """With its peak memory."""
         peak = self.root / "peak"
         launcher = (sys.executable, "-c", _LAUNCHER, str(peak), STREAM)
         done = self.stream(*args, argv0=launcher, **how)
         return replace(done, peak=int(peak.read_text()) << 10)
 
-    def probes(self, *, tree: str = "tree", emit: str = "emit\n", **bodies: str) -> Path:
+    def write_probes(self, *, tree: str = "tree", emit: str = "emit\n", **bodies: str) -> Path:
         """A folder of probes: for each id, what it does before it emits."""
         folder = self.root / tree / "probes"
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,16 +134,16 @@ class Place:
             write_script(folder / f"{name}.sh", probe_text(name, body + emit))
         return folder
 
-    def helpers(self, tree: str = "tree") -> None:
+    def link_helpers(self, tree: str = "tree") -> None:
         """A bin of the tree's own, for where none can be lent."""
         (self.root / tree / "bin").symlink_to(HELPERS)
 
-    def fifo(self, name: str) -> Path:
+    def make_fifo(self, name: str) -> Path:
         path = self.root / name
         os.mkfifo(path)
         return path
 
-    def left(self) -> list[str]:
+    def find_left(self) -> list[str]:
         """Processes and files that should be gone."""
         return [*processes_naming(str(self.root)), *map(str, self.tmp.iterdir())]
 

@@ -31,7 +31,7 @@ def check_place(place: Place) -> None:
             process.kill()
             process.communicate()
             pytest.fail(f"{process.args!r} is still running")
-    assert not place.left()
+    assert not place.find_left()
     assert not [
         text for text in place.error_texts if "Traceback" in text or "Exception ignored" in text
     ]

@@ -18,7 +18,7 @@ from tests.cli.command import PATIENCE, SLEEP, STREAM, Done, Place
 
 def test_reader_that_goes_away(place: Place) -> None:
     """`stream matrix | head -1`"""
-    folder = place.probes(a='emit --message "$(printf %300s)"\n', emit="")
+    folder = place.write_probes(a='emit --message "$(printf %300s)"\n', emit="")
     process = place.start("matrix", "--probes", folder, "--repeat", "2000")
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"{")
@@ -28,7 +28,7 @@ def test_reader_that_goes_away(place: Place) -> None:
 
 
 def test_reader_of_listen_that_goes_away(place: Place) -> None:
-    one = place.stream("matrix", "--probes", place.probes(a="")).out
+    one = place.stream("matrix", "--probes", place.write_probes(a="")).out
     (place.root / "many").write_bytes(one * 20_000)
     process = place.start("listen", place.root / "many")
     assert process.stdout is not None
@@ -43,7 +43,7 @@ def test_reader_that_was_never_there(place: Place, words: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "wb") as stdout:
-        done = place.stream("matrix", "--probes", place.probes(a=""), *words, stdout=stdout)
+        done = place.stream("matrix", "--probes", place.write_probes(a=""), *words, stdout=stdout)
     assert (done.code, done.err) == (141, "")
 
 
@@ -51,8 +51,10 @@ def test_a_slow_reader_slows_the_probes(place: Place) -> None:
     """Each probe writes a byte into a fifo. When nothing was read from stdout and no further
     byte comes, only as many have run as there is room for."""
     cells = 400
-    fifo = place.fifo("started")
-    folder = place.probes(a=f"printf . >{fifo}\nemit --message \"$(printf '%3000s')\"\n", emit="")
+    fifo = place.make_fifo("started")
+    folder = place.write_probes(
+        a=f"printf . >{fifo}\nemit --message \"$(printf '%3000s')\"\n", emit=""
+    )
     started = os.open(fifo, os.O_RDWR)
     process = place.start("matrix", "--probes", folder, "--repeat", str(cells), "--jobs", "4")
     ran = 0
@@ -69,8 +71,8 @@ def test_a_slow_reader_slows_the_probes(place: Place) -> None:
 def test_what_waits_for_a_slow_probe_is_bounded(place: Place) -> None:
     """120 probes write 4 MB each and wait, in cell order, for one that hangs."""
     noise = "perl -e 'print q(x) x 4_000_000'\n"
-    folder = place.probes(a=SLEEP, **{f"b{n:03}": noise for n in range(120)})
-    done = place.measured("matrix", "--probes", folder, "--timeout", "3", "--jobs", "2")
+    folder = place.write_probes(a=SLEEP, **{f"b{n:03}": noise for n in range(120)})
+    done = place.run_measured("matrix", "--probes", folder, "--timeout", "3", "--jobs", "2")
     assert (done.code, len(done.records)) == (1, 121)
     assert done.peak < 200_000_000
 
@@ -79,7 +81,7 @@ def test_a_pipe_that_does_not_block(place: Place) -> None:
     """Another process may have made it so; a full pipe is no failure then either."""
     read, write = os.pipe()
     os.set_blocking(write, False)
-    folder = place.probes(a='emit --message "$(printf %3000s)"\n', emit="")
+    folder = place.write_probes(a='emit --message "$(printf %3000s)"\n', emit="")
     process = place.start("matrix", "--probes", folder, "--repeat", "100", stdout=write)
     os.close(write)
     with os.fdopen(read, "rb") as lines:
@@ -98,7 +100,7 @@ def test_stdout_is_full(place: Place, words: list[str]) -> None:
 
 def test_standard_streams_that_are_closed(place: Place) -> None:
     """No file of ours gets their numbers."""
-    folder = place.probes(a="echo oops >&2\n")
+    folder = place.write_probes(a="echo oops >&2\n")
     run = ("bash", "-c", '"$@" <&- 2>&-', "closed", STREAM)
     done = place.stream("matrix", "--probes", folder, argv0=run)
     assert (done.code, done.ids) == (0, ["a"])
@@ -120,7 +122,7 @@ def test_a_full_disk(place: Place) -> None:
     disk = place.root / "disk"
     disk.mkdir()
     (place.root / "kept").mkdir()
-    folder = place.probes(a='emit --message "$(printf %1000s)"\n', emit="")
+    folder = place.write_probes(a='emit --message "$(printf %1000s)"\n', emit="")
     script = (
         'mount -t tmpfs -o size=64k none "$0" && { "$@"; code=$?;'
         ' cp -r "$0/." "$0/../kept"; exit $code; }'
@@ -143,7 +145,7 @@ def test_a_full_disk(place: Place) -> None:
 
 def test_a_signal_from_the_first_probe(place: Place) -> None:
     """It may come before there is a loop to hear it: probes start before that."""
-    folder = place.probes(a=f"kill -TERM $PPID\n{SLEEP}", b=SLEEP)
+    folder = place.write_probes(a=f"kill -TERM $PPID\n{SLEEP}", b=SLEEP)
     done = place.stream("matrix", "--probes", folder, "-o", "out")
     assert (done.code, done.out) == (143, b"")
     assert done.err.splitlines()[-1] == "stream: interrupted"
@@ -175,7 +177,7 @@ except typer.Exit as ending:
 
 
 def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> None:
-    folder = place.probes(a=f"touch {place.root}/ran\n")
+    folder = place.write_probes(a=f"touch {place.root}/ran\n")
     (place.workspace / "taken.partial").mkdir()
     os.mkfifo(place.workspace / "fifo.partial")
     (place.workspace / "busy.partial").write_text("of another run\n")
@@ -204,8 +206,8 @@ def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> 
 
 @pytest.mark.parametrize("flag", ["-o", "--reject"])
 def test_nothing_runs_before_a_fifo_has_a_reader(place: Place, flag: str) -> None:
-    folder = place.probes(a=f"touch {place.root}/ran\n")
-    process = place.start("matrix", "--probes", folder, flag, place.fifo("unread"))
+    folder = place.write_probes(a=f"touch {place.root}/ran\n")
+    process = place.start("matrix", "--probes", folder, flag, place.make_fifo("unread"))
     while len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 2:
         assert process.poll() is None  # a thread of its own waits for a reader
     process.terminate()
@@ -215,23 +217,23 @@ def test_nothing_runs_before_a_fifo_has_a_reader(place: Place, flag: str) -> Non
 
 def test_a_failure_before_anyone_watches(place: Place) -> None:
     """The first probes run; what should watch them cannot be had."""
-    folder = place.probes(a=SLEEP, b=f'trap "" TERM\n{SLEEP}{SLEEP}')
+    folder = place.write_probes(a=SLEEP, b=f'trap "" TERM\n{SLEEP}{SLEEP}')
     broken = place.root / "broken"
     broken.mkdir()
     (broken / "anyio.py").write_text("raise RuntimeError('not to be had')\n")
     done = place.stream("matrix", "--probes", folder, env={"PYTHONPATH": str(broken)})
     assert done.code == 1
     assert done.err.splitlines()[-1] == "RuntimeError: not to be had"
-    assert not place.left()
+    assert not place.find_left()
     place.error_texts.clear()  # a traceback it is, for what nobody can foresee
 
 
 def test_an_output_file_is_replaced_when_it_is_whole(place: Place) -> None:
     out = place.root / "out"
     out.write_text("old")
-    fifo = place.fifo("running")
+    fifo = place.make_fifo("running")
     recorded = f'until [[ -s "{out}.partial" ]]; do :; done\n'
-    folder = place.probes(a="", b=f'{recorded}echo >"{fifo}"\n{SLEEP}')
+    folder = place.write_probes(a="", b=f'{recorded}echo >"{fifo}"\n{SLEEP}')
     refused = place.stream("matrix", "--probes", folder, "-o", out)
     assert (refused.code, refused.out) == (2, b"")
     assert refused.err == f"stream: {out}: it is there already; --force replaces it\n"
@@ -255,7 +257,7 @@ def test_an_output_takes_the_place_of_a_link(place: Place) -> None:
     """What that leads to is not ours; a link to a device or to an open file is a name of it."""
     victim, link = place.root / "victim", place.root / "link"
     victim.write_text("precious\n")
-    folder = place.probes(a="")
+    folder = place.write_probes(a="")
     for target in (victim, place.root / "nowhere"):
         link.symlink_to(target)
         assert place.stream("matrix", "--probes", folder, "-o", link).code == 2
@@ -279,7 +281,7 @@ def test_what_a_shell_has_opened_is_written_to(place: Place, name: str) -> None:
     with kept.open("a") as file:
         file.write("before\n")
         file.flush()
-        done = place.stream("matrix", "--probes", place.probes(a=""), "-o", name, stdout=file)
+        done = place.stream("matrix", "--probes", place.write_probes(a=""), "-o", name, stdout=file)
     assert done.code == 0, done.err
     before, record = kept.read_bytes().splitlines()
     assert before == b"before"
@@ -295,17 +297,17 @@ def test_what_an_output_grows_in_is_made_anew(place: Place) -> None:
     victim, out = place.root / "victim", place.root / "out"
     victim.write_text("precious\n")
     Path(f"{out}.partial").symlink_to(victim)
-    done = place.stream("matrix", "--probes", place.probes(a=""), "-o", out)
+    done = place.stream("matrix", "--probes", place.write_probes(a=""), "-o", out)
     assert (done.code, victim.read_text()) == (0, "precious\n")
     assert out.read_bytes().count(b"\n") == 1
     assert not Path(f"{out}.partial").is_symlink()
 
 
 def test_a_quiet_matrix(place: Place) -> None:
-    folder = place.probes(a="")
+    folder = place.write_probes(a="")
     done = place.stream("matrix", "-q", "--probes", folder, "-o", place.root / "out")
     assert (done.code, done.out, done.err) == (0, b"", "")
-    done = place.stream("matrix", "-q", "--probes", place.probes(tree="b", b="exit 3\n"))
+    done = place.stream("matrix", "-q", "--probes", place.write_probes(tree="b", b="exit 3\n"))
     assert (done.code, len(done.records)) == (1, 1)
     assert "exited with status 3" in done.err
 
@@ -314,8 +316,8 @@ def interrupt_run(
     place: Place, number: signal.Signals, command: tuple[str, ...] = ("matrix",), times: int = 1
 ) -> Done:
     """A run that is hit while a probe is known to be running."""
-    fifo = place.fifo("running")
-    folder = place.probes(
+    fifo = place.make_fifo("running")
+    folder = place.write_probes(
         a="", b=f'trap "" TERM INT HUP\nmkdir "$TMPDIR/x"\necho >"{fifo}"\n{SLEEP}{SLEEP}'
     )
     process = place.start(*command, "--probes", folder)
@@ -331,7 +333,7 @@ def interrupt_run(
 )
 def test_a_reader_reads_its_writer_to_the_end(place: Place, command: str, expected: str) -> None:
     """Ctrl-C goes to both: what the writer prints before it ends is read, and reported."""
-    record = place.stream("matrix", "--probes", place.probes(a="")).out
+    record = place.stream("matrix", "--probes", place.write_probes(a="")).out
     process = place.start(command, "-", stdin=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -353,15 +355,15 @@ def test_signals(place: Place, number: signal.Signals, times: int) -> None:
     assert done.code == 128 + number
     assert done.err.splitlines()[-1] == "stream: interrupted"
     assert "Traceback" not in done.err
-    assert not place.left()
+    assert not place.find_left()
 
 
 @pytest.mark.parametrize("words", [[], ["--as-completed"], ["--raw"]])
 def test_what_had_finished_is_kept(place: Place, words: list[str]) -> None:
     """The first cell hangs, the others are done and wait for it: an interrupt loses none."""
-    fifo = place.fifo("running")
+    fifo = place.make_fifo("running")
     bodies = {f"b{n:02}": "" for n in range(20)}
-    folder = place.probes(a=SLEEP, **bodies, c=f"echo >{fifo}\n{SLEEP}")
+    folder = place.write_probes(a=SLEEP, **bodies, c=f"echo >{fifo}\n{SLEEP}")
     process = place.start("matrix", "--probes", folder, "--jobs", "2", "-o", "out", *words)
     fifo.read_text()
     process.send_signal(signal.SIGINT)
@@ -396,8 +398,10 @@ def test_signals_to_other_commands(place: Place, command: tuple[str, ...]) -> No
 
 def test_a_signal_while_nobody_reads(place: Place) -> None:
     """A pipe of one page is full after the first record."""
-    fifo = place.fifo("started")
-    folder = place.probes(a=f"printf . >{fifo}\nemit --message \"$(printf '%3000s')\"\n", emit="")
+    fifo = place.make_fifo("started")
+    folder = place.write_probes(
+        a=f"printf . >{fifo}\nemit --message \"$(printf '%3000s')\"\n", emit=""
+    )
     started = os.open(fifo, os.O_RDWR)
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
@@ -412,8 +416,8 @@ def test_a_signal_while_nobody_reads(place: Place) -> None:
 
 
 def test_a_signal_while_a_fifo_has_no_reader(place: Place) -> None:
-    folder = place.probes(a="")
-    process = place.start("matrix", "--probes", folder, "-o", place.fifo("unread"))
+    folder = place.write_probes(a="")
+    process = place.start("matrix", "--probes", folder, "-o", place.make_fifo("unread"))
     while len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 2:
         assert process.poll() is None  # a thread of its own waits for a reader
     process.terminate()
@@ -422,8 +426,8 @@ def test_a_signal_while_a_fifo_has_no_reader(place: Place) -> None:
 
 def test_signals_that_were_ignored_stay_so(place: Place) -> None:
     """nohup stream …"""
-    fifo, go = place.fifo("running"), place.fifo("go")
-    folder = place.probes(a=f'echo >"{fifo}"\nread -r _ <"{go}"\n')
+    fifo, go = place.make_fifo("running"), place.make_fifo("go")
+    folder = place.write_probes(a=f'echo >"{fifo}"\nread -r _ <"{go}"\n')
     nohup = ("bash", "-c", 'trap "" HUP; exec "$@"', "nohup", STREAM)
     process = place.start("matrix", "--probes", folder, argv0=nohup)
     fifo.read_text()
@@ -433,8 +437,8 @@ def test_signals_that_were_ignored_stay_so(place: Place) -> None:
 
 
 def test_a_killed_run_leaves_whole_lines(place: Place) -> None:
-    fifo = place.fifo("running")
-    folder = place.probes(a="", b="", c=f'echo $$ >"{fifo}"\nread -r _ <"{fifo}"\n')
+    fifo = place.make_fifo("running")
+    folder = place.write_probes(a="", b="", c=f'echo $$ >"{fifo}"\nread -r _ <"{fifo}"\n')
     process = place.start("matrix", "--probes", folder, "-o", "out", "--jobs", "1")
     probe = int(fifo.read_text())
     process.kill()
@@ -450,7 +454,7 @@ def test_a_killed_run_leaves_whole_lines(place: Place) -> None:
 def test_where_send_is_refused(place: Place) -> None:
     """Threads wake asyncio by send(2) when they are done: without it nothing must wait forever."""
     launcher = (sys.executable, str(Path(__file__).parents[1] / "no_send.py"), STREAM)
-    done = place.stream("matrix", "--probes", place.probes(a=""), "-o", "out", argv0=launcher)
+    done = place.stream("matrix", "--probes", place.write_probes(a=""), "-o", "out", argv0=launcher)
     assert done.code == 0, done.err
     done = place.stream("validate", "out", argv0=launcher)
     assert done.code == 0, done.err

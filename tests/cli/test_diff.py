@@ -279,7 +279,7 @@ def test_memory_is_flat(place: Place) -> None:
     write_files_as_archive(large, {**files, KERNEL_FILE: files[KERNEL_FILE] * 200_000})
     peaks = []
     for archive in (small, large):
-        done = place.measured("diff", archive, archive)
+        done = place.run_measured("diff", archive, archive)
         assert (done.code, done.err) == (0, "")
         peaks.append(done.peak)
     assert peaks[1] < peaks[0] + (24 << 20)

@@ -21,12 +21,12 @@ FOREIGN = [
 
 @pytest.fixture(scope="module")
 def record(shared: Place) -> bytes:
-    return shared.stream("matrix", "--probes", shared.probes(a="")).out
+    return shared.stream("matrix", "--probes", shared.write_probes(a="")).out
 
 
 @pytest.fixture(scope="module")
 def raw(shared: Place) -> bytes:
-    return shared.stream("matrix", "--probes", shared.probes(a=""), "--raw").out
+    return shared.stream("matrix", "--probes", shared.write_probes(a=""), "--raw").out
 
 
 @pytest.mark.parametrize("command", ["emit", "validate"])
@@ -138,7 +138,7 @@ def test_validate_several_files(place: Place, record: bytes) -> None:
 
 @pytest.mark.parametrize("command", ["validate", "listen"])
 def test_a_fifo(place: Place, record: bytes, command: str) -> None:
-    fifo = place.fifo("fifo")
+    fifo = place.make_fifo("fifo")
     process = place.start(command, fifo)
     fifo.write_bytes(record * 2)
     assert place.finish(process).code == 0
@@ -161,7 +161,7 @@ def test_a_line_of_100_megabytes(
         for _ in range(100):
             file.write(b"x" * 1_000_000)
         file.write(b'"}\n' + record)
-    done = place.measured(*words, path)
+    done = place.run_measured(*words, path)
     assert done.code == 1
     assert f"long.{suffix}:2: a line of 100000009 bytes is above the limit" in done.err
     assert done.peak < 80 << 20
@@ -171,7 +171,7 @@ def test_many_lines_are_not_held(place: Place, record: bytes) -> None:
     path = place.workspace / "many"
     path.write_bytes(record * 100_000)
     for words in (["validate"], ["listen", "--json"], ["listen"]):
-        done = place.measured(*words, path)
+        done = place.run_measured(*words, path)
         assert (done.code, done.peak < 80 << 20) == (0, True)
 
 
@@ -303,16 +303,16 @@ def test_memory_is_bounded_on_short_lines(place: Place, command: str, step: int)
     source.write_bytes(b"x\n" * (500_000 // step))
     if command == "emit":
         with source.open("rb") as stdin:
-            done = place.measured("emit", "-", stdin=stdin)
+            done = place.run_measured("emit", "-", stdin=stdin)
     else:
-        done = place.measured(command, source)
+        done = place.run_measured(command, source)
     assert done.code == 1
     assert done.peak < 80_000_000
 
 
 def test_nobody_reads_stderr(place: Place) -> None:
     """stderr is a full disk: records and answers are what they would have been."""
-    folder = place.probes(a="")
+    folder = place.write_probes(a="")
     one = place.stream("matrix", "--probes", folder).out
     with Path("/dev/full").open("wb") as full:
         data = one * 50 + b"{\n" + one * 40
@@ -326,7 +326,7 @@ def test_nobody_reads_stderr(place: Place) -> None:
 
 def test_a_stream_whose_first_line_is_bad(place: Place) -> None:
     """It could be the beginning of a document; the lines after it show."""
-    one = place.stream("matrix", "--probes", place.probes(a="")).out
+    one = place.stream("matrix", "--probes", place.write_probes(a="")).out
     for first in (b"{\n", b"[\n"):
         (place.workspace / "x.ndjson").write_bytes(first + one * 90)
         done = place.stream("validate", "x.ndjson")

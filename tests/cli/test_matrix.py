@@ -18,7 +18,7 @@ MODES = """{"schema_version": "boundary_schema_v1", "key": "two_modes", "pattern
 
 @pytest.fixture
 def four_probes(place: Place) -> Path:
-    folder = place.probes(b="", a="", c="")
+    folder = place.write_probes(b="", a="", c="")
     write_script(folder / "d.sh", probe_text("d", "emit\n", OTHER))
     return folder
 
@@ -105,7 +105,7 @@ def test_a_current_folder_that_is_gone(place: Place, four_probes: Path) -> None:
 
 
 def test_many_cells_share_their_environment(place: Place, four_probes: Path) -> None:
-    done = place.measured("matrix", "--probes", four_probes, "--repeat", "20000", "--list")
+    done = place.run_measured("matrix", "--probes", four_probes, "--repeat", "20000", "--list")
     assert (done.code, done.peak < 80 << 20) == (0, True)
 
 
@@ -159,8 +159,8 @@ def test_what_is_no_probe_is_not_run(place: Place, four_probes: Path) -> None:
 
 def test_as_completed_is_the_order_of_completion(place: Place) -> None:
     """`a` can only end when `b` has ended: it waits for a word of it."""
-    fifo = place.fifo("word")
-    folder = place.probes(a=f'read -r _ <"{fifo}"\n', b="")
+    fifo = place.make_fifo("word")
+    folder = place.write_probes(a=f'read -r _ <"{fifo}"\n', b="")
     write_script(folder / "b.sh", probe_text("b", f'emit\necho done >"{fifo}"\n'))
     in_order = place.stream("matrix", "--probes", folder, "--jobs", "2")
     assert in_order.ids == ["a", "b"]
@@ -189,7 +189,7 @@ emit $show --payload-raw-field stdin "$line" --payload-raw-field tmp "$tmp"
     ("declared", "seen"), [(None, "unset"), ("", "unset"), ("read-only", "read-only")]
 )
 def test_the_environment_of_a_probe(place: Place, declared: str | None, seen: str) -> None:
-    folder = place.probes(show=SHOW, emit="")
+    folder = place.write_probes(show=SHOW, emit="")
     env = {"BASH_ENV": "/nonexistent", "CDPATH": "/", "TMPDIR": str(place.tmp)}
     if declared is not None:
         env["FENCE_SANDBOX_MODE"] = declared
@@ -224,7 +224,7 @@ def test_a_sandbox_mode_that_does_not_exist(place: Place, four_probes: Path) -> 
 
 def test_tmpdir_is_outside_the_workspace(place: Place) -> None:
     """Even where the folder for temporary files lies in it."""
-    folder = place.probes(a='emit --payload-raw-field tmpdir "$TMPDIR"\n', emit="")
+    folder = place.write_probes(a='emit --payload-raw-field tmpdir "$TMPDIR"\n', emit="")
     for workspace in (place.tmp, place.root, Path("/tmp")):
         done = place.stream("matrix", "--probes", folder, "--workspace", workspace)
         tmpdir = Path(done.records[0]["payload"]["raw"]["tmpdir"])
@@ -234,7 +234,7 @@ def test_tmpdir_is_outside_the_workspace(place: Place) -> None:
 
 
 def test_a_clean_run_is_silent_about_failures(place: Place) -> None:
-    folder = place.probes(tree="denying", no="emit --status denied --errno EPERM\n", emit="")
+    folder = place.write_probes(tree="denying", no="emit --status denied --errno EPERM\n", emit="")
     done = place.stream("matrix", "--probes", folder)
     assert done.code == 0
     assert done.err == "1 cell = 1 record: 1 denied\n"
@@ -242,7 +242,7 @@ def test_a_clean_run_is_silent_about_failures(place: Place) -> None:
 
 def test_raw_and_emit_equal_the_direct_run(place: Place, four_probes: Path) -> None:
     write_script(four_probes / "e.sh", probe_text("e", "exit 3\n"))
-    place.probes(f="echo oops >&2\n", g='emit --target "ü\\"$(printf %300s)"\n')
+    place.write_probes(f="echo oops >&2\n", g='emit --target "ü\\"$(printf %300s)"\n')
     direct = place.stream("matrix", "--probes", four_probes)
     assert direct.code == 1
     raw = place.stream("matrix", "--probes", four_probes, "--raw")
@@ -266,7 +266,7 @@ def test_the_bundled_probes(place: Place) -> None:
 
 @pytest.mark.parametrize("variable", ["CATALOG_PATH", "BOUNDARY_PATH"])
 def test_an_error_names_the_variable_that_led_to_it(place: Place, variable: str) -> None:
-    folder = place.probes(a="")
+    folder = place.write_probes(a="")
     done = place.stream("matrix", "--probes", folder, env={variable: "/none"})
     message = f"stream: {variable}: /none: no such file or directory\n"
     assert (done.code, done.err) == (2, message)
@@ -293,7 +293,7 @@ EMIT_WORDS = (
 def test_the_workspace_root_is_the_same_everywhere(place: Place) -> None:
     """Declared, else the repository, else the folder; and never by way of a link."""
     sees = 'emit --target "$(test "$PWD" = "$FENCE_WORKSPACE_ROOT" && pwd -P)"\n'
-    folder = place.probes(emit=sees, sees="")
+    folder = place.write_probes(emit=sees, sees="")
     top = place.root / "repository"
     below = top / "a" / "b"
     below.mkdir(parents=True)

@@ -122,7 +122,7 @@ def test_what_cannot_be_compared(place: Place) -> None:
 
 def test_the_other_side_from_a_pipe(place: Place) -> None:
     one = write_lines(place.root / "a.ndjson", make_record("a", "denied"))
-    fifo = place.fifo("pipe")
+    fifo = place.make_fifo("pipe")
     writer = subprocess.Popen(["cp", one, fifo])
     done = place.stream("diff", one, fifo)
     assert writer.wait() == 0

@@ -64,7 +64,7 @@ def run(shared: Place) -> Done:
     """Those that hang get little time, floods get what they need."""
     patient = [probe for probe in sorted([*BREACHES, *GOOD]) if not probe.startswith("hangs")]
     words = ("matrix", "--probes", FOLDER, "--timeout", str(PATIENCE))
-    most = shared.measured(*words, "--probe", *patient)
+    most = shared.run_measured(*words, "--probe", *patient)
     hanging = shared.stream(
         *("matrix", "--probes", FOLDER, "--timeout", "2"),
         *("--probe", "hangs", "hangs_ignoring_term"),
@@ -120,12 +120,14 @@ def test_a_flood_is_not_held_in_memory(run: Done) -> None:
 
 def test_nothing_is_left(run: Done, shared: Place) -> None:
     assert run.records
-    assert not shared.left()
+    assert not shared.find_left()
 
 
 def test_killed_from_outside(place: Place) -> None:
-    fifo = place.fifo("running")
-    folder = place.probes(victim=f'echo "I am $$" >&2; echo $$ >"{fifo}"; while :; do :; done\n')
+    fifo = place.make_fifo("running")
+    folder = place.write_probes(
+        victim=f'echo "I am $$" >&2; echo $$ >"{fifo}"; while :; do :; done\n'
+    )
     process = place.start("matrix", "--probes", folder)
     os.kill(int(fifo.read_text()), signal.SIGKILL)
     done = place.finish(process)
@@ -142,18 +144,18 @@ def test_a_probe_without_any_trace_of_its_origin(place: Place) -> None:
         f'env -i setsid /bin/sh -c \'/usr/bin/perl -e "sleep 1000" {place.root} & '
         f'/usr/bin/perl -e "sleep 1000" {place.root}\' </dev/null >/dev/null 2>&1 &\n'
     )
-    folder = place.probes(escapes=escape, other="")
+    folder = place.write_probes(escapes=escape, other="")
     one = place.stream("matrix", "--probes", folder, "--jobs", "1")
     assert one.code == 1
     assert one.records[0]["payload"]["raw"]["harness"]["reason"] == "left-processes"
-    assert not place.left()
+    assert not place.find_left()
     several = place.stream("matrix", "--probes", folder, "--jobs", "4", "--repeat", "3")
     assert several.code == 1
-    assert not place.left()
+    assert not place.find_left()
 
 
 def test_a_probe_that_removes_the_staging_folder(place: Place) -> None:
-    folder = place.probes(a='rm -rf "${TMPDIR%/*/*}"\n', b="", c="")
+    folder = place.write_probes(a='rm -rf "${TMPDIR%/*/*}"\n', b="", c="")
     done = place.stream("matrix", "--probes", folder, "--jobs", "1")
     assert done.code == 1
     assert done.ids == ["a", "b", "c"]
@@ -162,12 +164,12 @@ def test_a_probe_that_removes_the_staging_folder(place: Place) -> None:
 
 def test_a_probe_that_digs_a_deep_hole(place: Place) -> None:
     dig = """perl -e 'chdir $ENV{TMPDIR}; for (1..3000) { mkdir "d"; chdir "d" }'\n"""
-    done = place.stream("matrix", "--probes", place.probes(digs=dig))
+    done = place.stream("matrix", "--probes", place.write_probes(digs=dig))
     assert (done.code, done.ids) == (0, ["digs"])
 
 
 def test_more_jobs_than_descriptors(place: Place) -> None:
-    folder = place.probes(a="")
+    folder = place.write_probes(a="")
     limited = ("bash", "-c", 'ulimit -n 64; exec "$@"', "limited", STREAM)
     done = place.stream(
         "matrix", "--probes", folder, "--jobs", "500", "--repeat", "40", argv0=limited
@@ -182,17 +184,19 @@ def test_a_tmpdir_that_became_a_link_is_not_followed(place: Place) -> None:
     (treasure / "gold").write_text("gold\n")
     treasure.chmod(0o750)
     swap = f'rmdir "$TMPDIR"\nln -s "{treasure}" "$TMPDIR"\n'
-    done = place.stream("matrix", "--probes", place.probes(a=swap, b="", c=swap), "--jobs", "1")
+    done = place.stream(
+        "matrix", "--probes", place.write_probes(a=swap, b="", c=swap), "--jobs", "1"
+    )
     assert done.code == 0
     assert sorted(path.name for path in treasure.iterdir()) == ["gold", "inner"]
     assert treasure.stat().st_mode & 0o777 == 0o750
-    assert not place.left()
+    assert not place.find_left()
 
 
 def test_the_next_probe_finds_an_empty_tmpdir(place: Place) -> None:
     litter = 'mkdir -p "$TMPDIR/a/b"\n: >"$TMPDIR/c"\nchmod 0 "$TMPDIR/a" "$TMPDIR"\n'
     look = '[[ -z "$(ls -A "$TMPDIR")" && -w $TMPDIR ]] || exit 9\n'
-    folder = place.probes(a=litter, b=look, c=litter, d=look)
+    folder = place.write_probes(a=litter, b=look, c=litter, d=look)
     done = place.stream("matrix", "--probes", folder, "--jobs", "1")
     assert done.code == 0, done.err
-    assert not place.left()
+    assert not place.find_left()

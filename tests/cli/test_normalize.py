@@ -192,7 +192,7 @@ def test_memory_stays_flat(place: Place) -> None:
     few, many = place.root / "few.ndjson", place.root / "many.ndjson"
     write_raw(few, 20_000)
     write_raw(many, 400_000)
-    small = place.measured("normalize", few, stdout=subprocess.DEVNULL)
-    large = place.measured("normalize", many, stdout=subprocess.DEVNULL)
+    small = place.run_measured("normalize", few, stdout=subprocess.DEVNULL)
+    large = place.run_measured("normalize", many, stdout=subprocess.DEVNULL)
     assert (small.code, large.code) == (0, 0)
     assert large.peak < small.peak + (12 << 20)

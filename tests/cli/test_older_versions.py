@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.command import STREAM
 
-BEFORE = Path(__file__).parents[1] / "data" / "before"
+OLDER = Path(__file__).parents[1] / "data" / "older_versions"
 RUNS = ("ebpf", "strace", "hashed", "plain")
 
 
@@ -21,14 +21,14 @@ def run_stream(*words: object) -> subprocess.CompletedProcess[bytes]:
 
 
 def unpack_run(name: str, folder: Path) -> Path:
-    with tarfile.open(BEFORE / f"run-{name}.tgz") as tar:
+    with tarfile.open(OLDER / f"run-{name}.tgz") as tar:
         tar.extractall(folder, filter="fully_trusted")
     return folder / name
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_archive_is_verified(name: str) -> None:
-    done = run_stream("verify", BEFORE / f"{name}.tar.gz")
+    done = run_stream("verify", OLDER / f"{name}.tar.gz")
     assert (done.returncode, done.stdout) == (0, b""), done.stderr
 
 
@@ -42,25 +42,25 @@ def test_a_run_is_checked_verified_and_archived_to_the_same_bytes(
     assert run_stream("verify", run).returncode == 0
     made = tmp_path / "made.tar.gz"
     assert run_stream("archive", run, "-o", made).returncode == 0
-    assert made.read_bytes() == (BEFORE / f"{name}.tar.gz").read_bytes()
+    assert made.read_bytes() == (OLDER / f"{name}.tar.gz").read_bytes()
 
 
 def test_two_archives_differ_as_they_did() -> None:
-    done = run_stream("diff", BEFORE / "ebpf.tar.gz", BEFORE / "strace.tar.gz")
+    done = run_stream("diff", OLDER / "ebpf.tar.gz", OLDER / "strace.tar.gz")
     assert done.returncode == 0
-    now, then = map(json.loads, (done.stdout, (BEFORE / "diff.ebpf-strace.json").read_bytes()))
+    now, then = map(json.loads, (done.stdout, (OLDER / "diff.ebpf-strace.json").read_bytes()))
     for document in (now, then):  # a note is known by its code; its words are for people
         document["notes"] = [note.partition(":")[0] for note in document["notes"]]
     assert now == then
 
 
 def test_raw_telemetry_is_normalized_as_it_was() -> None:
-    done = run_stream("normalize", BEFORE / "raw.ndjson")
-    assert done.stdout == (BEFORE / "raw.normalized.ndjson").read_bytes()
+    done = run_stream("normalize", OLDER / "raw.ndjson")
+    assert done.stdout == (OLDER / "raw.normalized.ndjson").read_bytes()
 
 
 def test_records_are_valid() -> None:
-    done = run_stream("validate", BEFORE / "boundary.ndjson")
+    done = run_stream("validate", OLDER / "boundary.ndjson")
     assert (done.returncode, done.stdout) == (0, b"")
 
 

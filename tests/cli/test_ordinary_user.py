@@ -73,8 +73,8 @@ def test_denials_in_a_read_only_workspace(open_place: Place, run: Run) -> None:
         assert record["result"]["errno"] == "EACCES"
         assert "harness" not in record["payload"]["raw"]
     scratch = 'x="$(mktemp)"\necho >"$x"\n: >here 2>/dev/null || status=denied\n'
-    folder = open_place.probes(mk=f'{scratch}emit --status "$status"\n', emit="")
-    open_place.helpers()
+    folder = open_place.write_probes(mk=f'{scratch}emit --status "$status"\n', emit="")
+    open_place.link_helpers()
     done = run("matrix", "--probes", folder)
     assert (done.code, done.records[0]["result"]["observed_result"]) == (0, "denied")
 
@@ -88,28 +88,28 @@ def test_the_bundled_probes(open_place: Place, run: Run) -> None:
 
 
 def test_a_tmpdir_that_the_probe_has_locked(open_place: Place, run: Run) -> None:
-    folder = open_place.probes()
+    folder = open_place.write_probes()
     shutil.copy(MISBEHAVING / "locks_its_tmpdir.sh", folder)
-    open_place.helpers()
+    open_place.link_helpers()
     done = run("matrix", "--probes", folder)
     assert (done.code, done.ids) == (0, ["locks_its_tmpdir"])
-    assert not open_place.left()
+    assert not open_place.find_left()
 
 
 def test_a_tree_of_somebody_elses(open_place: Place, run: Run) -> None:
     """No bin can be lent to it: it needs one of its own."""
-    folder = open_place.probes(a="")
+    folder = open_place.write_probes(a="")
     done = run("matrix", "--probes", folder)
     assert (done.code, done.out) == (2, b"")
     assert f"stream: {folder.parent}/bin: permission denied: probes find their helpers" in done.err
-    open_place.helpers()
+    open_place.link_helpers()
     assert run("matrix", "--probes", folder).ids == ["a"]
 
 
 def test_what_may_not_be_read(open_place: Place, run: Run) -> None:
     place = open_place
-    folder = place.probes(a="")
-    place.helpers()
+    folder = place.write_probes(a="")
+    place.link_helpers()
     write_script(folder / "secret.sh", probe_text("secret", "emit\n"), 0o700)
     if os.geteuid() != 0:
         (folder / "secret.sh").chmod(0o100)
@@ -134,8 +134,8 @@ def test_what_may_not_be_read(open_place: Place, run: Run) -> None:
 
 def test_a_place_that_may_not_be_written(open_place: Place, run: Run) -> None:
     place = open_place
-    folder = place.probes(a="")
-    place.helpers()
+    folder = place.write_probes(a="")
+    place.link_helpers()
     place.workspace.chmod(0o555)
     done = run("matrix", "--probes", folder, "-o", place.workspace / "out")
     assert (done.code, done.out) == (2, b"")

@@ -168,7 +168,7 @@ def test_a_sandbox_without_devices_is_what_starts_nothing(place: Place, tree: Pa
 
 def test_a_bin_is_lent_to_all_who_need_it(place: Place, tree: Path) -> None:
     """The last one takes it away, and one that was left by a killed run."""
-    waits, goes_on = place.fifo("waits"), place.fifo("goes-on")
+    waits, goes_on = place.make_fifo("waits"), place.make_fifo("goes-on")
     body = f'echo >"{waits}"; read -r _ <"{goes_on}"; status=success; report wait here\n'
     publish(tree, "waits", READ, body)
     folder = tree / "probes"
@@ -218,7 +218,7 @@ def test_a_tree_that_another_program_has_locked_is_not_waited_for(place: Place, 
 
 
 def test_an_interrupted_run_takes_its_bin_away(place: Place, tree: Path) -> None:
-    waits = place.fifo("waits")
+    waits = place.make_fifo("waits")
     publish(tree, "waits", READ, f'echo >"{waits}"; exec {SLEEP}')
     run = place.start("matrix", "--probes", tree / "probes", "--probe", "waits")
     waits.read_text()

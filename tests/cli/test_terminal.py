@@ -32,7 +32,7 @@ class Terminal:
 
 
 def test_progress_on_a_terminal_only(place: Place) -> None:
-    folder = place.probes(a="", b="")
+    folder = place.write_probes(a="", b="")
     with (place.root / "out").open("wb") as out:
         code, shown = Terminal(place, "matrix", "--probes", folder, stdout=out.fileno()).finish()
     assert code == 0
@@ -49,7 +49,7 @@ def test_progress_on_a_terminal_only(place: Place) -> None:
 
 
 def test_colour_on_a_terminal_only(place: Place) -> None:
-    folder = place.probes(a="")
+    folder = place.write_probes(a="")
     place.stream("matrix", "--probes", folder, "-o", "out")
     code, shown = Terminal(place, "listen", "out").finish()
     assert (code, "\x1b[32msuccess" in shown) == (0, True)
@@ -57,8 +57,8 @@ def test_colour_on_a_terminal_only(place: Place) -> None:
 
 
 def test_ctrl_c_on_a_terminal(place: Place) -> None:
-    fifo = place.fifo("running")
-    folder = place.probes(a=f'echo >"{fifo}"\n{SLEEP}')
+    fifo = place.make_fifo("running")
+    folder = place.write_probes(a=f'echo >"{fifo}"\n{SLEEP}')
     terminal = Terminal(place, "matrix", "--probes", folder)
     fifo.read_text()
     os.write(terminal.fd, b"\x03")

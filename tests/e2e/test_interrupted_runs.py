@@ -35,7 +35,7 @@ def stuck_turns(started: Path) -> list[Turn]:
 
 
 def make_fifo(rig: Rig, name: str) -> Path:
-    return rig.place.fifo(f"{name}.fifo")
+    return rig.place.make_fifo(f"{name}.fifo")
 
 
 def assert_nobody_lives(rig: Rig) -> None:

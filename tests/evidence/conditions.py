@@ -259,7 +259,7 @@ CONDITIONS: dict[str, list[Schema]] = {
 
 
 def with_conditions(name: str, schema: Schema) -> Schema:
-    """The schema of a struct, and all that is known of it besides."""
+    """The schema of a struct, and all else that is known of it."""
     properties = {key: dict(value) for key, value in schema.get("properties", {}).items()}
     for key, more in PROPERTIES.get(name, {}).items():
         properties[key] |= more

@@ -184,10 +184,10 @@ def test_a_run_that_asked_for_nothing() -> None:
     assert read_printed(data) == []
 
 
-TOLD = st.text().filter(has_text)
+TEXTS = st.text().filter(has_text)
 
 
-@given(TOLD, TOLD, TOLD)
+@given(TEXTS, TEXTS, TEXTS)
 def test_ids_and_names_may_be_anything(call: str, tool: str, decision: str) -> None:
     found = read_decisions(encode_event(tool=tool, decision=decision, tool_call_id=call))
     expected = PolicyEvent(

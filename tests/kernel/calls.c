@@ -1,4 +1,4 @@
-/* Every call that a kernel feed tells of, once and in order, in the folder where it is started. */
+/* Every call that a kernel feed reports, once and in order, in the folder where it is started. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>

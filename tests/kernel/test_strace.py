@@ -205,8 +205,8 @@ def test_a_call_that_a_signal_interrupts_has_no_result(run: Run, cases: Path) ->
 
 
 def test_both_feeds_follow_the_same_calls() -> None:
-    told_otherwise = {"", "exec", "fork", "exit", "wrote", "uring_result"}
-    assert {*CALLS} - told_otherwise <= {*TRACED}
+    reported_otherwise = {"", "exec", "fork", "exit", "wrote", "uring_result"}
+    assert {*CALLS} - reported_otherwise <= {*TRACED}
 
 
 @needs_strace

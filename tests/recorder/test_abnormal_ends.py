@@ -27,7 +27,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 def record_interrupted(place: Place, agent: str, *numbers: int, words: tuple[str, ...] = ()) -> Run:
     """The agent gets the fifo into which it writes that it is ready; then the signals come, one by
     one, each when the agent has reported the one before."""
-    fifo = place.fifo("ready")
+    fifo = place.make_fifo("ready")
     process = place.start("observe", *words, "--", "sh", "-c", agent, "agent", fifo, place.root)
     for number in numbers:
         assert fifo.read_bytes() == b"ready\n"
@@ -74,7 +74,7 @@ def test_the_third_one_ends_everything(place: Place) -> None:
 
 def test_a_signal_before_there_is_an_agent(place: Place) -> None:
     """While the workspace is copied: a fifo as the scenario shows when we are that far."""
-    fifo = place.fifo("scenario.md")
+    fifo = place.make_fifo("scenario.md")
     process = place.start("observe", "--scenario", fifo, "--", "touch", "ran")
     with fifo.open("w") as writer:
         process.send_signal(signal.SIGTERM)
@@ -272,7 +272,7 @@ def test_a_daemon_that_closes_everything(place: Place) -> None:
 
 def test_the_guard_is_killed(place: Place) -> None:
     """What it watched is ended, and the run reports that it was not seen to its end."""
-    fifo = place.fifo("ready")
+    fifo = place.make_fifo("ready")
     agent = 'echo $PPID >"$1"; exec perl -e "sleep 1000" "$2"'
     process = place.start("observe", "--", "sh", "-c", agent, "agent", fifo, place.root)
     os.kill(int(fifo.read_bytes()), signal.SIGKILL)
@@ -330,14 +330,14 @@ def test_the_guard_is_stopped(place: Place) -> None:
 
 
 def test_a_stopped_guard_outlives_nobody(place: Place) -> None:
-    fifo = place.fifo("ready")
+    fifo = place.make_fifo("ready")
     agent = 'kill -STOP $PPID; echo ready >"$1"; exec perl -e "sleep 1000" "$2"'
     process = place.start("observe", "--", "sh", "-c", agent, "agent", fifo, place.root)
     assert fifo.read_bytes() == b"ready\n"
     process.kill()
     place.finish(process)
     deadline = time.monotonic() + PATIENCE
-    while place.left() and time.monotonic() < deadline:
+    while place.find_left() and time.monotonic() < deadline:
         pass  # the fixture names who is left
 
 
@@ -350,7 +350,7 @@ def test_the_guard_is_killed_before_it_has_reported_anything(place: Place, attem
 
 
 def test_a_signal_when_the_agent_has_ended_ends_the_waiting(place: Place) -> None:
-    fifo = place.fifo("ready")
+    fifo = place.make_fifo("ready")
     waited = f"while kill -0 $0 2>/dev/null; do :; done; echo ready >{fifo}"
     child = f'{waited}; exec perl -e "sleep 1000"'
     agent = f"setsid sh -c '{child}' $$ {place.root} & exit 4"

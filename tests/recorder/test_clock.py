@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from stream.process.machine import Clock
 
 START = 1_800_000_000_000_000_000
-MOMENTS = st.integers(0, 10**18)
+TIMES = st.integers(0, 10**18)
 
 
-@given(MOMENTS, MOMENTS, MOMENTS)
+@given(TIMES, TIMES, TIMES)
 def test_time_never_steps_back(begun: int, one: int, other: int) -> None:
     """The wall clock is not read again, so that nobody who sets it can change the order."""
     clock = Clock(START, begun)

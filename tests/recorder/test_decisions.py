@@ -134,7 +134,7 @@ def test_a_pipe_whose_writer_goes_on_does_not_hold_up_the_run(place: Place, log:
 
 @pytest.mark.parametrize("has_reader", [True, False])
 def test_the_raw_telemetry_goes_to_a_fifo(place: Place, has_reader: bool) -> None:
-    fifo = place.fifo("raw")
+    fifo = place.make_fifo("raw")
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     if not has_reader:
         os.close(reader)

@@ -29,7 +29,7 @@ def test_a_feed_that_is_slow_to_open_does_not_hold_up_the_probes(place: Place) -
     """The strace here waits until a probe's record is written."""
     record = place.workspace / "runs/run/boundary.ndjson"
     env = replace_strace(place, f"until [ -s {record} ]; do sleep 0.01; done; exit 1")
-    probes = place.probes(one="")
+    probes = place.write_probes(one="")
     words = ("--kernel", "strace", "--matrix", "--probes", probes, "--run-id", "run")
     run = observe(place, *words, "--", "true", env=env)
     assert run.done.code == 0

@@ -58,7 +58,7 @@ def measure_flood(
     path.write_text(script)
     agent = ("--", sys.executable, str(path), *words)
     how = ("--kernel", "auto", "--workspace", "empty", *options)
-    done = place.measured("observe", *how, *agent, stdout=-3)
+    done = place.run_measured("observe", *how, *agent, stdout=-3)
     assert done.code == 0, done.err
     return done.err, done.peak
 

@@ -238,7 +238,7 @@ def test_there_is_no_room_for_the_layers(place: Place, small_disk: Callable[[str
     """The command does not notice, and what could not be written is counted."""
     disk = small_disk("600k")
     agent = "i=0; while [ $i -lt 5000 ]; do : </etc/hostname; i=$((i+1)); done; read -r x <$0"
-    words = ("sh", "-c", f"{agent}; echo done; exit 5", place.fifo("full"))
+    words = ("sh", "-c", f"{agent}; echo done; exit 5", place.make_fifo("full"))
     how = ("--kernel", "ebpf", "--run-id", "run", "--workspace", "empty", "--runs")
     process = place.start("observe", *how, disk, "--", *words)
     deadline = time.monotonic() + PATIENCE

@@ -121,7 +121,7 @@ def test_facts_are_hashed_as_they_are_written(place: Place, mode: str) -> None:
 
 
 def test_records_of_probes_are_redacted_too(place: Place) -> None:
-    folder = place.probes(a="", emit=f"emit --command 'echo {SECRET}'\n")
+    folder = place.write_probes(a="", emit=f"emit --command 'echo {SECRET}'\n")
     words = ("--matrix", "--probes", folder, "--capture", "redacted")
     run = observe(place, *words, "--", "true")
     boundary = (run.folder / "boundary.ndjson").read_text()

@@ -383,8 +383,8 @@ def test_with_the_matrix(place: Place) -> None:
 
 def test_the_matrix_and_the_run_are_at_the_same_time(place: Place) -> None:
     """The agent ends when a probe has run, and the probe when the agent has begun."""
-    one, other = place.fifo("one"), place.fifo("other")
-    folder = place.probes(a=f"echo probe >{one}\nread -r line <{other}\n")
+    one, other = place.make_fifo("one"), place.make_fifo("other")
+    folder = place.write_probes(a=f"echo probe >{one}\nread -r line <{other}\n")
     agent = f"read -r line <{one}; echo agent >{other}"
     run = observe(place, "--matrix", "--probes", folder, "--", "sh", "-c", agent)
     assert run.done.code == 0
@@ -437,7 +437,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("words", "sentence"), WRONG)
 def test_wrong_use(place: Place, words: list[str], sentence: str) -> None:
-    """Said before anything is made."""
+    """The refusal is printed before anything is made."""
     files = {
         "empty.md": b"# Title\n\n## Request\n\n## Constraints\n",
         "odd.md": b"## Request\n\nx\n\n## Constraints\n\n- made.up\n- made.up: x\n",
@@ -535,7 +535,7 @@ def test_who_does_not_read_the_events_holds_up_nothing(place: Place) -> None:
     """Nothing is read from stdout, which holds less than two events: all probes run, and the run
     is recorded to its end. Whoever reads then is given every event."""
     cells = 50
-    folder = place.probes(**{f"p{n:03}": ":\n" for n in range(cells)})
+    folder = place.write_probes(**{f"p{n:03}": ":\n" for n in range(cells)})
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     words = ["--matrix", "--probes", str(folder), "--events", "-", "--run-id", "one"]

@@ -25,11 +25,11 @@ def iter_phrasings(sign: str) -> Iterator[tuple[str, str]]:
             yield (name, text) if bar else ("", line[2:])
 
 
-TOLD, SEEN = list(iter_phrasings("+")), list(iter_phrasings("-"))
+REASONING, SEEN = list(iter_phrasings("+")), list(iter_phrasings("-"))
 
 
 def test_reasoning_that_nobody_saw_is_found() -> None:
-    for name, text in TOLD:
+    for name, text in REASONING:
         assert find_reasoning(f"[agent_completed] {text}", name), text
         assert find_reasoning(f"[agent_completed] exit_code=0; {text}; and more", name), text
 
@@ -42,7 +42,7 @@ def test_what_was_seen_is_no_reasoning() -> None:
 
 
 def test_the_table_has_enough_of_both() -> None:
-    assert len(TOLD) > 120
+    assert len(REASONING) > 120
     assert len(SEEN) > 80
 
 

@@ -154,7 +154,7 @@ def test_links_that_lead_to_themselves(before: Tree, after: Tree, is_repository:
 
 
 def test_a_link_that_moves_into_a_folder_of_its_name() -> None:
-    """Told as a rename, even an exact one, git refuses it."""
+    """As a rename, even an exact one, git refuses it."""
     before = {b"a": text(b"a"), b"b": link(b"a")}
     after = {b"a": text(b"a"), b"b": FOLDER, b"b/a": link(b"a")}
     check_patch(before, after, is_repository=False)

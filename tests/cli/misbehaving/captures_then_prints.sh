@@ -8,7 +8,7 @@ emit() {
     --primary-capability-id "$primary_capability_id" --command : --category fs --verb write \
     --target "$TMPDIR" --probe-name "$probe_name" --status success "$@"
 }
-said="$(emit --message "kept, with a newline at its end
+frame="$(emit --message "kept, with a newline at its end
 " 2>&1)"
 : something else
-printf '%s\n' "$said"
+printf '%s\n' "$frame"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Says something that is no record.
+# Prints something that is no record.
 set -euo pipefail
 probe_name="noise"
 primary_capability_id="cap_fs_write_temp"

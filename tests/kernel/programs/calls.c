@@ -160,7 +160,7 @@ static void peers_oddly(void)
     call(SYS_connect, udp, &none, sizeof none);
 }
 
-// As some machine's registers may say it: only the lower half of a number counts.
+// As some machine's registers may hold it: only the lower half of a number counts.
 static void halves(void)
 {
 #ifdef __x86_64__
@@ -218,15 +218,15 @@ static void interrupted(void)
     }
 }
 
-// To one, while a thread says that it was another.
+// To one, while a thread writes that it was another.
 static volatile int is_going = 1;
-static struct sockaddr_in said, meant, other_one;
+static struct sockaddr_in passed, meant, other_one;
 static void *says_another(void *nothing)
 {
     while (is_going) {
         for (volatile int i = 0; i < 3000; i++)
             ;
-        memcpy(&said, &other_one, sizeof said);
+        memcpy(&passed, &other_one, sizeof passed);
     }
     return nothing;
 }
@@ -242,8 +242,8 @@ static void misled(void)
     pthread_create(&other, NULL, says_another, NULL);
     for (int i = 0; i < 500; i++) {
         int fd = socket(AF_INET, SOCK_STREAM, 0);
-        memcpy(&said, &meant, sizeof said);
-        reached += !call(SYS_connect, fd, &said, size);
+        memcpy(&passed, &meant, sizeof passed);
+        reached += !call(SYS_connect, fd, &passed, size);
         close(fd);
     }
     is_going = 0;
@@ -490,7 +490,7 @@ static void families(void)
     waitpid(child, &status, 0);
 }
 
-// Both threads leave at the same moment: each of them may find itself to be the last.
+// Both threads leave at the same time: each of them may find itself to be the last.
 static volatile int waiting;
 static void *leaves(void *nothing)
 {
@@ -551,7 +551,7 @@ static void changed(void)
     pthread_join(other, NULL);
 }
 
-// What a path says when the call returns need not be what it said when it was looked up.
+// What a path is when the call returns need not be what it was when it was looked up.
 static volatile char flipped[64] = "flip-A";
 static void *flips(void *nothing)
 {
@@ -728,7 +728,7 @@ static void uring_attribute(void)
                                   .addr3 = (unsigned long)"given"});
 }
 
-// What comes on descriptor 0, without a call that says so.
+// What comes on descriptor 0, without a call that shows it.
 static void uring_append(void)
 {
     char line[4096];
