@@ -297,7 +297,7 @@ def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool
     """Compare two matrices, print the changed cells and return the exit code."""
     import msgspec
 
-    from stream.compare.diff import CELL_WORDS, cell_reason, diff_matrices
+    from stream.compare.diff import CELL_WORDS, diff_matrices, fail_on_cell_reason
 
     _check_known(words, CELL_WORDS, "matrices")
     found = diff_matrices(base, head)
@@ -307,7 +307,9 @@ def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool
         from stream.errors import printable
 
         echo("\n".join(map(printable, _matrix_diff_lines(found))))
-    reasons = {word: why for word in dict.fromkeys(words) if (why := cell_reason(word, found))}
+    reasons = {
+        word: why for word in dict.fromkeys(words) if (why := fail_on_cell_reason(word, found))
+    }
     for word, why in reasons.items():
         note(f"stream: --fail-on {word}: {why}")
     return 1 if reasons else 0
@@ -337,11 +339,11 @@ def _compare_runs(paths: list[str], ignore: list[str], words: list[str], *, as_r
     """Compare the runs at `paths`: A, B, and the baselines of A."""
     import msgspec
 
-    from stream.compare.diff import diff
+    from stream.compare.diff import diff_runs
     from stream.compare.sides import read_evidence
 
     base, head, *baseline = sides = [*map(read_evidence, paths)]
-    found = diff(base, head, baseline=baseline, ignore=ignore)
+    found = diff_runs(base, head, baseline=baseline, ignore=ignore)
     if as_record:
         echo(msgspec.json.encode(found))
     else:

@@ -41,7 +41,7 @@ from stream.compare.sides import (
     Evidence,
     compare_names,
     evidence_of,
-    has_any,
+    has_any_file,
     knows_programs,
     read_artifacts,
     read_lines,
@@ -93,7 +93,7 @@ _SCOPE = {
 }
 
 
-def diff(
+def diff_runs(
     base: Evidence,
     head: Evidence,
     *,
@@ -106,7 +106,7 @@ def diff(
     broken = any(evidence.problems for evidence in (base, head, *baseline))
     compare_names([base, head, *baseline])
     compared = {} if broken else sides  # the rest of broken evidence proves nothing
-    excluded = _Excluded([*compared.values()], [base, *baseline] if compared else [], ignore)
+    excluded = _ExcludedValues([*compared.values()], [base, *baseline] if compared else [], ignore)
     found = CapabilityDiff(
         base_run_id=base.run_id,
         head_run_id=head.run_id,
@@ -114,12 +114,14 @@ def diff(
         preconditions=_diff_preconditions(sides),
         scope=dict(_SCOPE),
         surface={
-            name: _set_changes(compared, partial(excluded.rest, name)) for name in SURFACE_SETS
+            name: _set_changes(compared, partial(excluded.remaining_values, name))
+            for name in SURFACE_SETS
         },
-        binding_ids=_set_changes(compared, _ids),
+        binding_ids=_set_changes(compared, _call_ids_of),
         policy_outcomes={"changed": [] if broken else list(_outcome_changes(base, head))},
         unbound={
-            name: _united(compared, partial(_unbound, excluded, name)) for name in SURFACE_SETS
+            name: _values_of_sides(compared, partial(_unbound_values, excluded, name))
+            for name in SURFACE_SETS
         },
         ambiguities=sorted(_ambiguities(sides)),
         notes=[],
@@ -130,19 +132,19 @@ def diff(
     found.notes = [
         *_reason_notes(sides, baseline),
         *_replaced_notes(replaced),
-        *([] if broken else [*_rename_notes(sides), *excluded.notes()]),
+        *([] if broken else [*_rename_notes(sides), *excluded.exclusion_notes()]),
         *_remark_notes(sides, found, is_whole=not excluded.is_any),
     ]
     return found
 
 
-def is_same(found: CapabilityDiff) -> bool:
-    """Return whether nothing was added, removed or decided differently."""
+def has_no_changes(found: CapabilityDiff) -> bool:
+    """Return whether a diff has nothing that was added, removed or decided differently."""
     changes = (*found.surface.values(), found.binding_ids)
     return not any(c.added or c.removed for c in changes) and not found.policy_outcomes["changed"]
 
 
-def is_anything_unbound(found: CapabilityDiff) -> bool:
+def has_unbound_activity(found: CapabilityDiff) -> bool:
     """Return whether a side did something that belongs to no call, or may not."""
     named = (ambiguity.partition(": ")[2].partition(":")[0] for ambiguity in found.ambiguities)
     codes = {note.partition(":")[0] for note in found.notes}
@@ -154,14 +156,14 @@ def _outside(side: Side) -> str:
     return f"capability_diff_{side}_outside"
 
 
-def blindness(found: CapabilityDiff, side: Side, name: str) -> list[str]:
+def degraded_fields_of_set(found: CapabilityDiff, side: Side, name: str) -> list[str]:
     """Return the degraded fields by which a side may have reached more than a set has."""
     code = f"capability_diff_{side}_health: "
     fields = (field for note in found.notes if note.startswith(code) for field in note.split())
-    return _blinding(fields, name)
+    return _fields_that_degrade(fields, name)
 
 
-def _blinding(fields: Iterable[str], name: str) -> list[str]:
+def _fields_that_degrade(fields: Iterable[str], name: str) -> list[str]:
     blinding = tuple(beginning for beginning, names in _BLIND.items() if name in names)
     return [field for field in fields if field.startswith(blinding)]
 
@@ -169,7 +171,7 @@ def _blinding(fields: Iterable[str], name: str) -> list[str]:
 # --- what is compared ---------------------------------------------------------------------------
 
 
-class _Excluded:
+class _ExcludedValues:
     """Values that are not compared: they match a pattern, or vary among runs of a kind."""
 
     def __init__(
@@ -194,15 +196,15 @@ class _Excluded:
         """Return whether any value is excluded."""
         return any(self._left.values())
 
-    def has(self, name: str, value: str) -> bool:
+    def excludes(self, name: str, value: str) -> bool:
         """Return whether a value of a set is excluded."""
         return value in self._left[name]
 
-    def rest(self, name: str, evidence: Evidence) -> list[str]:
+    def remaining_values(self, name: str, evidence: Evidence) -> list[str]:
         """Return the values of a set that are compared."""
-        return [v for v in evidence.values.get(name, ()) if not self.has(name, v)]
+        return [v for v in evidence.values.get(name, ()) if not self.excludes(name, v)]
 
-    def notes(self) -> Iterator[str]:
+    def exclusion_notes(self) -> Iterator[str]:
         """Yield notes of a diff that count the values which it excludes."""
         for pattern, found in self._ignored.items():
             yield f"capability_diff_ignored: {len(found)} values match {printable(pattern)}"
@@ -217,7 +219,11 @@ def _flapping_values(kind: Sequence[Evidence], name: str) -> set[str]:
     missing."""
     if len(kind) < 2:
         return set()
-    seen = [set(run.values.get(name, ())) for run in kind if not _blinding(_degraded(run), name)]
+    seen = [
+        set(run.values.get(name, ()))
+        for run in kind
+        if not _fields_that_degrade(_degraded_fields_of(run), name)
+    ]
     some = {value for run in kind for value in run.values.get(name, ())}
     return some - set[str].intersection(*seen) if seen else set()
 
@@ -246,12 +252,14 @@ def _set_changes(
     )
 
 
-def _united(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]) -> list[str]:
+def _values_of_sides(
+    sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]
+) -> list[str]:
     return sorted({value for evidence in sides.values() for value in read(evidence)})
 
 
 def _replaced_programs(
-    base: Evidence, head: Evidence, baseline: Sequence[Evidence], excluded: _Excluded
+    base: Evidence, head: Evidence, baseline: Sequence[Evidence], excluded: _ExcludedValues
 ) -> dict[str, tuple[list[str], list[str]]]:
     """Return, by the name of a program that both ran, the files that ran, where these differ."""
     before, after, *others = (run.programs for run in (base, head, *baseline))
@@ -259,7 +267,7 @@ def _replaced_programs(
         name: (before[name], after[name])
         for name in sorted(before.keys() & after.keys(), key=os.fsencode)
         if after[name] not in (before[name], *(one.get(name) for one in others))
-        and not excluded.has(EXECS, name)
+        and not excluded.excludes(EXECS, name)
     }
 
 
@@ -282,7 +290,7 @@ def _bindings(evidence: Evidence) -> list[Any]:
     return [] if evidence.correlation is None else list(evidence.correlation.bindings)
 
 
-def _ids(evidence: Evidence) -> list[str]:
+def _call_ids_of(evidence: Evidence) -> list[str]:
     return [binding.tool_call_id for binding in _bindings(evidence)]
 
 
@@ -295,13 +303,13 @@ def _outcome_changes(base: Evidence, head: Evidence) -> Iterator[dict[str, Any]]
 
 
 def _decisions(evidence: Evidence) -> dict[str, str | None]:
-    times = Counter(_ids(evidence))
+    times = Counter(_call_ids_of(evidence))
     bindings = _bindings(evidence)
     return {b.tool_call_id: b.policy_decision for b in bindings if times[b.tool_call_id] == 1}
 
 
-def _unbound(excluded: _Excluded, name: str, evidence: Evidence) -> list[str]:
-    return [] if _bindings(evidence) else excluded.rest(name, evidence)
+def _unbound_values(excluded: _ExcludedValues, name: str, evidence: Evidence) -> list[str]:
+    return [] if _bindings(evidence) else excluded.remaining_values(name, evidence)
 
 
 # --- how far it can be trusted ------------------------------------------------------------------
@@ -314,17 +322,19 @@ def _diff_preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
         **{f"{side}_health_clean": _is_healthy(sides[side]) for side in sides},
         **{f"{side}_correlation_clean": _is_correlated(sides[side]) for side in sides},
         "stable_tool_call_ids_required": True,
-        "stable_tool_call_ids_present": all(_ids(one) and _has_stable_ids(one) for one in both),
+        "stable_tool_call_ids_present": all(
+            _call_ids_of(one) and _has_stable_ids(one) for one in both
+        ),
     }
 
 
-def _degraded(evidence: Evidence) -> list[str]:
+def _degraded_fields_of(evidence: Evidence) -> list[str]:
     return ["it is missing"] if evidence.health is None else degraded_fields(evidence.health)
 
 
 def _is_healthy(evidence: Evidence) -> bool:
     is_broken = any(problem.startswith(HEALTH_FILE) for problem in evidence.problems)
-    return not is_broken and not _degraded(evidence)
+    return not is_broken and not _degraded_fields_of(evidence)
 
 
 def _is_correlated(evidence: Evidence) -> bool:
@@ -334,7 +344,7 @@ def _is_correlated(evidence: Evidence) -> bool:
 
 def _has_stable_ids(evidence: Evidence) -> bool:
     """Return whether the ids of all calls are present and unique."""
-    ids = _ids(evidence)
+    ids = _call_ids_of(evidence)
     codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
     unstable = any(code.partition(":")[0] in _UNSTABLE for code in codes)
     unstable |= evidence.has_nameless_calls
@@ -347,7 +357,7 @@ def _diff_status(
     sides: Mapping[Side, Evidence], found: CapabilityDiff
 ) -> Literal["clean", "partial:health", "partial:correlation", "partial:unbound", "failed"]:
     """Return whether two runs could be compared cleanly, or what made the diff partial."""
-    if any(map(_degraded, sides.values())):
+    if any(map(_degraded_fields_of, sides.values())):
         return "partial:health"
     holds = found.preconditions
     if not (holds["base_correlation_clean"] and holds["head_correlation_clean"]):
@@ -370,7 +380,7 @@ def _without_programs(sides: Mapping[Side, Evidence]) -> Iterator[str]:
         yield from (side for side, evidence in sides.items() if not knows_programs(evidence))
 
 
-def _all_of(changes: Changes) -> Iterator[str]:
+def _all_values_of(changes: Changes) -> Iterator[str]:
     yield from (*changes.added, *changes.removed, *changes.unchanged)
 
 
@@ -383,7 +393,7 @@ def _reason_notes(sides: Mapping[Side, Evidence], baseline: Sequence[Evidence]) 
             yield f"capability_diff_{side}_unusable: {printable(problem)}"
         if evidence.problems:
             continue
-        if degraded := _degraded(evidence):
+        if degraded := _degraded_fields_of(evidence):
             yield f"capability_diff_{side}_health: {' '.join(degraded)}"
         if evidence.correlation is not None and not _is_correlated(evidence):
             doubt = f" {printable(evidence.doubt)}" if evidence.doubt else ""
@@ -402,13 +412,13 @@ def _remark_notes(
         return
     base, head = sides.values()
     calls = found.binding_ids
-    if any(RUN_FOLDER in value for one in found.surface.values() for value in _all_of(one)):
+    if any(RUN_FOLDER in value for one in found.surface.values() for value in _all_values_of(one)):
         yield f"capability_diff_run_folder: each run's own folder is called {RUN_FOLDER}"
     unknown = [*_without_programs(sides)]
     layers = [side.health.kernel_layer for side in (base, head) if side.health is not None]
     if "absent" in layers:
         yield "capability_diff_unobserved: without a kernel layer it is unknown what a run reached"
-    elif is_same(found) and not unknown and is_whole:
+    elif has_no_changes(found) and not unknown and is_whole:
         yield "capability_diff_idempotent: base and head evidence sets are identical"
     elif calls.added and calls.removed and not calls.unchanged:
         yield "capability_diff_no_common_call: no tool call id is in both, calls are not compared"
@@ -451,7 +461,7 @@ def fail_on_reason(word: str, found: CapabilityDiff) -> str:
     if word == "partial":
         return "" if found.status == "clean" else f"the status is {found.status}: {found.notes[0]}"
     if word == "unbound":
-        return "something belongs to no call" if is_anything_unbound(found) else ""
+        return "something belongs to no call" if has_unbound_activity(found) else ""
     if word == "changed-policy":
         count = len(found.policy_outcomes["changed"])
         return f"{number(count, 'call')} decided differently" if count else ""
@@ -459,7 +469,7 @@ def fail_on_reason(word: str, found: CapabilityDiff) -> str:
     name, one = _SETS[what]
     count = len(getattr(found.surface[name], how))
     # What was added cannot be known where the capture is incomplete.
-    blind = _blind_reason(found, "head" if how == "added" else "base", name)
+    blind = _unknown_set_reason(found, "head" if how == "added" else "base", name)
     return "; ".join(filter(None, (number(count, one) if count else "", blind)))
 
 
@@ -467,13 +477,13 @@ def _failing_words(found: CapabilityDiff) -> Iterator[str]:
     """Yield each word of --fail-on that applies to a diff, or that only a call differs."""
     words = [word for word in WORDS if word != "any" and fail_on_reason(word, found)]
     yield from words
-    if not words and not is_same(found):
+    if not words and not has_no_changes(found):
         yield "a call is on one side only"
 
 
-def _blind_reason(found: CapabilityDiff, side: Side, name: str) -> str:
+def _unknown_set_reason(found: CapabilityDiff, side: Side, name: str) -> str:
     """Say why it is not known what a set of a run lacks; empty if its capture was complete."""
-    fields = blindness(found, side, name)
+    fields = degraded_fields_of_set(found, side, name)
     if not fields:
         return ""
     who = "A" if side == "base" else "B"
@@ -503,7 +513,7 @@ class LayerComparison(Struct, frozen=True):
     difference: LineDifference | None
 
 
-class Labels:
+class ProcessLabels:
     """Gives the processes of one run labels, the same in all of its layers."""
 
     def __init__(self, run_folder: str = "") -> None:
@@ -525,14 +535,14 @@ class Labels:
         return line if self._way is None else self._way.sub(RUN_FOLDER.encode(), line)
 
 
-def canonical_lines(lines: Iterable[bytes], labels: Labels | None = None) -> Iterator[bytes]:
+def canonical_lines(lines: Iterable[bytes], labels: ProcessLabels | None = None) -> Iterator[bytes]:
     """Yield the lines with labels in place of what changes in every run."""
-    labels = labels or Labels()
+    labels = labels or ProcessLabels()
     for line in lines:
         yield _canonical_line(line, labels)
 
 
-def _canonical_line(line: bytes, labels: Labels) -> bytes:
+def _canonical_line(line: bytes, labels: ProcessLabels) -> bytes:
     """Rewrite a line of a layer with labels for its run id, process numbers and folder."""
     try:
         fields = msgspec.json.decode(line)
@@ -560,12 +570,12 @@ class CanonicalLayers:
             evidence = evidence_of(read_artifacts(path))
         except DamagedError as error:
             self.damage = str(error)
-        if not self.damage and not has_any(path, LAYERS):
+        if not self.damage and not has_any_file(path, LAYERS):
             raise InputError(f"{path}: there are no layers to compare")
-        self._labels = Labels(evidence.folder)
+        self._labels = ProcessLabels(evidence.folder)
         self.doubts = [*_capture_doubts(evidence)]  #: why they may be incomplete
 
-    def lines(self, layer: str) -> Iterator[bytes]:
+    def layer_lines(self, layer: str) -> Iterator[bytes]:
         """Yield the canonical lines of a layer."""
         return canonical_lines(read_lines(self._path, layer), self._labels)
 
@@ -582,7 +592,7 @@ def compare_layers(base: CanonicalLayers, head: CanonicalLayers) -> Iterator[Lay
     """Compare layer by layer, each to its end: the labels of later layers depend on it."""
     for layer in LAYERS:
         number, difference = 0, None
-        both = zip_longest(base.lines(layer), head.lines(layer))
+        both = zip_longest(base.layer_lines(layer), head.layer_lines(layer))
         for number, (one, other) in enumerate(both, 1):
             if difference is None and one != other:
                 difference = LineDifference(number, one, other)
@@ -656,7 +666,7 @@ def diff_matrices(base: str, head: str) -> BoundaryDiff:
     return found
 
 
-def cell_reason(word: str, found: BoundaryDiff) -> str:
+def fail_on_cell_reason(word: str, found: BoundaryDiff) -> str:
     """Return why a word of --fail-on applies, or an empty string."""
     words = _LISTS if word == "any" else (word,)
     counts = ((name, len(getattr(found, name))) for name in words)
@@ -703,5 +713,7 @@ def _matrix_records(path: str) -> Iterator[_ComparedRecord]:
             try:
                 yield _decode(line)
             except DECODE_ERRORS as error:
-                place = f"{path}:{index}"
-                raise InputError(f"{place}: {decode_fault(error)}: not a boundary object") from None
+                location = f"{path}:{index}"
+                raise InputError(
+                    f"{location}: {decode_fault(error)}: not a boundary object"
+                ) from None

@@ -46,7 +46,7 @@ _WORD = 4  #: letters that may be one
 _LONG_ID = 16  #: a shorter one may be a word that is in other names as well
 
 
-class Asked(Struct, frozen=True):
+class ProofRequest(Struct, frozen=True):
     """Asks what only the kernel layer of a run can answer."""
 
     numbers: Collection[int] = ()
@@ -55,7 +55,7 @@ class Asked(Struct, frozen=True):
     behind: Collection[str] = ()  #: paths that begin with the number of an open folder
 
 
-class Proven(Struct, frozen=True):
+class ProvenNames(Struct, frozen=True):
     """Holds what the kernel layer of a run proves."""
 
     processes: Collection[int] = ()  #: of the numbers: those of processes of the run
@@ -65,10 +65,10 @@ class Proven(Struct, frozen=True):
     #: By such a path: where it was, as the process had last opened that number. It may have put
     #: another folder there since: this is no evidence, but what was done to one name was done to
     #: the other.
-    places: Mapping[str, Collection[str]] = {}
+    open_folder_paths: Mapping[str, Collection[str]] = {}
 
 
-Proofs = Callable[[Asked], Proven]
+Proofs = Callable[[ProofRequest], ProvenNames]
 
 
 def _is_scrambled(text: str) -> bool:
@@ -172,7 +172,7 @@ RULES = (
 _SHAPES = [(rule, re.compile(rule.shape)) for rule in RULES]
 
 
-class _PathPlace(Struct, frozen=True):
+class _NamedPath(Struct, frozen=True):
     """A path up to one of its components."""
 
     name: str
@@ -180,7 +180,7 @@ class _PathPlace(Struct, frozen=True):
     is_workspace: bool = False
 
 
-class Names:
+class RunNames:
     """Names what one run reached. Without `ways`, how it did, no rule applies to its paths."""
 
     def __init__(
@@ -188,79 +188,81 @@ class Names:
         *,
         run_id: str = "",
         folder: str = "",
-        places: Iterable[str] = (),
+        subfolders: Iterable[str] = (),
         workspace: str = "",
         ways: Mapping[str, Collection[str]] | None = None,
         endpoints: Iterable[str] = (),
-        proven: Proven | None = None,
+        proven: ProvenNames | None = None,
     ) -> None:
-        """Take what is known of the run. `places` are folders in its own one, `workspace` is its
+        """Take what is known of the run. `subfolders` are those of its folder, `workspace` is its
         agent's."""
         self.used: Counter[str] = Counter()  #: by rule: values that it changed
         self._ways = {**(ways or {})}
-        self._known: dict[str, _PathPlace] = {"": _PathPlace("")}
-        self._places = tuple(f"{folder.rstrip('/')}/{name}" for name in places if folder)
+        self._known: dict[str, _NamedPath] = {"": _NamedPath("")}
+        self._run_folders = tuple(f"{folder.rstrip('/')}/{name}" for name in subfolders if folder)
         self._workspace = workspace or None
-        self._own = [*_own_names(run_id, folder)]
+        self._run_patterns = [*_run_name_patterns(run_id, folder)]
         self._folder = folder
         self._users = set[str]()  #: paths behind an open folder of the workspace
-        self._learn_proofs(proven or Proven())
+        self._learn_proofs(proven or ProvenNames())
         self._agreed: dict[str, tuple[str, str]] = {}  #: by path: its last part, and by which rule
         self._endpoints = [*endpoints]
         ports = (int(found[1]) for one in self._endpoints if (found := _LOCAL.match(one)))
         self._ports = {port for port in ports if port in _PORTS}
 
-    def prove(self, paths: Iterable[str], proofs: Proofs) -> Proven:
+    def collect_proofs(self, paths: Iterable[str], proofs: Proofs) -> ProvenNames:
         """Collect what the kernel layer proves about these paths."""
-        telling = filter(self._may_tell, paths)
+        telling = filter(self._may_have_proof, paths)
         numbers = {int(number) for path in telling for number in _NUMBER.findall(path)}
         found = ((one, _ENDPOINT.match(one)) for one in self._endpoints)
         callers = {one for one, parts in found if parts and int(parts[2]) in _PORTS}
-        own = f"{self._workspace}/"
-        made = {path for path in self._ways if self._has_proof("first", path) and own not in path}
+        workspace = f"{self._workspace}/"
+        made = {
+            path for path in self._ways if self._has_proof("first", path) and workspace not in path
+        }
         behind = {path for path in self._ways if BEHIND.fullmatch(path)}
         if numbers or callers or made or behind:
-            self._learn_proofs(proofs(Asked(numbers, callers, made, behind)))
+            self._learn_proofs(proofs(ProofRequest(numbers, callers, made, behind)))
         return self._proven
 
-    def _learn_proofs(self, proven: Proven) -> None:
+    def _learn_proofs(self, proven: ProvenNames) -> None:
         """Keep what the kernel layer proves about paths: where they lead, and whose they are."""
         self._proven = proven
-        for path, places in proven.places.items():
-            for place in places:
-                both = {*self._ways.get(path, ()), *self._ways.get(place, ())}
-                self._ways.update(dict.fromkeys({path, place} & self._ways.keys(), both))
-            if any(f"{self._workspace}/" in place for place in places):
+        for path, others in proven.open_folder_paths.items():
+            for other in others:
+                both = {*self._ways.get(path, ()), *self._ways.get(other, ())}
+                self._ways.update(dict.fromkeys({path, other} & self._ways.keys(), both))
+            if any(f"{self._workspace}/" in other for other in others):
                 self._users.add(path)
 
     @property
-    def private(self) -> Collection[str]:
+    def private_paths(self) -> Collection[str]:
         """Paths outside of the workspace that the run made for their owner alone."""
         return self._proven.private
 
     @property
-    def ported(self) -> list[str]:
+    def paths_with_port(self) -> list[str]:
         """Paths that the run made with a number in their names that may be a port which it got
         when it asked for any."""
         made = (path for path in self._ways if self._has_proof("made", path))
         found = {path: at[0] for path in made if (at := free_port(path.rpartition("/")[2]))}
         return [*found] if len({*found.values()}) <= self._proven.free_ports else []
 
-    def folder(self, path: str) -> str | None:
+    def folder_name(self, path: str) -> str | None:
         """Return the name of a path's folder, or None if the user names what is in it."""
-        place = self._place_of_path(path.rpartition("/")[0])
-        is_users = place.is_workspace or path in self._users
-        is_own = is_users or path == self._workspace or path.endswith(self._places)
-        return None if is_own else place.name
+        folder = self._named_path(path.rpartition("/")[0])
+        is_users = folder.is_workspace or path in self._users
+        is_own = is_users or path == self._workspace or path.endswith(self._run_folders)
+        return None if is_own else folder.name
 
-    def add_agreed(self, names: Mapping[str, tuple[str, str]]) -> None:
+    def add_agreed_names(self, names: Mapping[str, tuple[str, str]]) -> None:
         """Take other names for the last parts of paths: `names` gives each with its rule.
 
         Call it before anyone asks for what lies in one of these paths."""
         self._agreed.update(names)
 
     @property
-    def endpoints(self) -> set[str]:
+    def endpoint_names(self) -> set[str]:
         """Who comes to a run has a port that its kernel gave it, as good as any other; so has a
         server of the run that asked for any port, where somebody came."""
         callers, found = self._proven.callers, set()
@@ -274,42 +276,42 @@ class Names:
             found.add(f"{one.rpartition(':')[0]}:{given}" if given else one)
         return found
 
-    def values(self, paths: Iterable[str]) -> set[str]:
+    def path_names(self, paths: Iterable[str]) -> set[str]:
         """Return the names of the paths, and count the rules that applied."""
         found = set()
         for path in paths:
-            place = self._place_of_path(path)
-            self.used.update(place.rules)
-            found.add(place.name)
+            named = self._named_path(path)
+            self.used.update(named.rules)
+            found.add(named.name)
         return found
 
-    def of(self, path: str) -> str:
-        """Return the name of a path."""
-        return self._place_of_path(path).name
+    def path_name(self, path: str) -> str:
+        """Return the name of a path, without what changes in every run."""
+        return self._named_path(path).name
 
-    def _may_tell(self, path: str) -> bool:
+    def _may_have_proof(self, path: str) -> bool:
         return "/proc/" in path or not _READS.issuperset(self._ways.get(path, _READS))
 
-    def _place_of_path(self, path: str) -> _PathPlace:
-        """Find the place of a path. Folders are cached, for many files in one of them."""
+    def _named_path(self, path: str) -> _NamedPath:
+        """Find the name of a path. Folders are cached, for many files in one of them."""
         behind, at = [], path.rpartition("/")[0]
         while at not in self._known:
             behind.append(at)
             at = at.rpartition("/")[0]
-        place = self._known[at]
+        folder = self._known[at]
         for longer in reversed(behind):
-            place = self._known[longer] = self._place_below(place, at, longer)
+            folder = self._known[longer] = self._named_path_below(folder, at, longer)
             at = longer
-        return self._place_below(place, at, path) if path else place
+        return self._named_path_below(folder, at, path) if path else folder
 
-    def _place_below(self, parent: _PathPlace, at: str, path: str) -> _PathPlace:
+    def _named_path_below(self, parent: _NamedPath, at: str, path: str) -> _NamedPath:
         """Name a path below a folder that has its name, and note the rules that applied."""
-        if self._places and path.endswith(self._places):
-            (own,) = (place for place in self._places if path.endswith(place))
-            before, name = path.removesuffix(own), own.rpartition("/")[2]
-            is_workspace = own == self._workspace
+        if self._run_folders and path.endswith(self._run_folders):
+            (known,) = (one for one in self._run_folders if path.endswith(one))
+            before, name = path.removesuffix(known), known.rpartition("/")[2]
+            is_workspace = known == self._workspace
             shown = f"{before}/{RUN_FOLDER}/{name}" if before else f"{RUN_FOLDER}/{name}"
-            return _PathPlace(shown, is_workspace=is_workspace)
+            return _NamedPath(shown, is_workspace=is_workspace)
         rules: set[str] = set()
         component = path[len(at) :].removeprefix("/")
         slash = "/" if path.startswith("/", len(at)) else ""
@@ -318,19 +320,19 @@ class Names:
             whole = _DAY.sub("/(day)/", whole)
             rules.add("time")
         is_workspace = parent.is_workspace or path == self._workspace or path in self._users
-        return _PathPlace(f"{whole}{name}", parent.rules | rules, is_workspace)
+        return _NamedPath(f"{whole}{name}", parent.rules | rules, is_workspace)
 
-    def _name_component(self, name: str, parent: _PathPlace, path: str, rules: set[str]) -> str:
+    def _name_component(self, name: str, parent: _NamedPath, path: str, rules: set[str]) -> str:
         """Name the last part of a path, with what changes in every run replaced by a word."""
         if _NUMBER.fullmatch(name):
-            if seen := self._process(int(name), parent.name):
+            if seen := self._process_name(int(name), parent.name):
                 rules.add("pid")
                 return seen
             if parent.name in _OPEN_FOLDERS and int(name) > _STANDARD:
                 rules.add("fd")
                 return "(fd)"
         if parent.is_workspace or path in self._users:
-            return self._in_workspace(name, path, rules)
+            return self._name_workspace_file(name, path, rules)
         if path in self._agreed:
             name, rule = self._agreed[path]
             rules.add(rule)
@@ -338,8 +340,8 @@ class Names:
         if self._folder and path.endswith(self._folder):
             rules.add("run")
             return RUN_FOLDER
-        for own in self._own:
-            name = _replace_shape(own, RUN_FOLDER, name, "run", rules)
+        for pattern in self._run_patterns:
+            name = _replace_shape(pattern, RUN_FOLDER, name, "run", rules)
         ways = self._ways.get(path)
         if ways is None or _READS.issuperset(ways):
             return name
@@ -349,12 +351,12 @@ class Names:
                 name = _replace_shape(shape, f"({one.name})", name, one.name, rules, one.looks)
         return name
 
-    def _process(self, number: int, folder: str) -> str:
+    def _process_name(self, number: int, folder: str) -> str:
         if folder.endswith("/proc") and number in self._proven.processes:
             return "(pid)"
         return "(tid)" if folder.endswith("/proc/(pid)/task") else ""
 
-    def _in_workspace(self, name: str, path: str, rules: set[str]) -> str:
+    def _name_workspace_file(self, name: str, path: str, rules: set[str]) -> str:
         """Name a file of the workspace: only a temporary file of a process gets another name."""
         found = _TEMPORARY.search(name)
         if (
@@ -391,7 +393,7 @@ def free_port(name: str) -> re.Match[str] | None:
     return next(found, None)
 
 
-def _own_names(run_id: str, folder: str) -> Iterator[re.Pattern[str]]:
+def _run_name_patterns(run_id: str, folder: str) -> Iterator[re.Pattern[str]]:
     """Yield patterns for the run's folder written as one word, as agents name projects, and for its
     id."""
     words = [re.escape(word) for word in re.split(r"[^A-Za-z0-9]+", folder) if word]
@@ -443,7 +445,7 @@ _UNSPEAKABLE = re.compile(
 )
 
 
-def agree_on_names(runs: Sequence[Names]) -> None:
+def agree_on_names(runs: Sequence[RunNames]) -> None:
     """Give names that differ only in such an ending the same name, folder by folder."""
     by_depth = [_paths_by_depth(run) for run in runs]
     for depth in sorted({depth for paths in by_depth for depth in paths}):
@@ -459,10 +461,12 @@ def agree_on_names(runs: Sequence[Names]) -> None:
         # By chance the beginnings of some endings are the same: that form fits fewer names.
         shared.sort(key=lambda key: -sum(len(offers.get(key, ())) for offers in offered))
         for run, offers in zip(runs, offered, strict=True):
-            run.add_agreed({path: _named(key) for key, path in _first_shared_form(offers, shared)})
+            run.add_agreed_names(
+                {path: _name_and_rule(key) for key, path in _first_shared_form(offers, shared)}
+            )
 
 
-def is_word(ending: str) -> bool:
+def is_word_ending(ending: str) -> bool:
     """Return whether an ending may be a word: one or two words, perhaps with a number, or a short
     number."""
     words = _LETTERS.findall(ending)
@@ -471,18 +475,18 @@ def is_word(ending: str) -> bool:
     return not (is_mixed or is_long or any(_UNSPEAKABLE.search(word.lower()) for word in words))
 
 
-def _paths_by_depth(run: Names) -> dict[int, list[str]]:
+def _paths_by_depth(run: RunNames) -> dict[int, list[str]]:
     """Group by depth a run's private paths, and those that may be named by a port."""
     found: dict[int, list[str]] = defaultdict(list)
-    for path in {*run.private, *run.ported}:
+    for path in {*run.private_paths, *run.paths_with_port}:
         found[path.count("/")].append(path)
     return found
 
 
-def _ending_forms(run: Names, paths: Sequence[str]) -> _Offers:
+def _ending_forms(run: RunNames, paths: Sequence[str]) -> _Offers:
     """Return the endings of paths, in the order of the forms that they have."""
-    private, found = run.private, _Offers()
-    named = [(path, folder) for path in paths if (folder := run.folder(path)) is not None]
+    private, found = run.private_paths, _Offers()
+    named = [(path, folder) for path in paths if (folder := run.folder_name(path)) is not None]
     for form in _FORMS:
         for path, folder in named:
             if path in private and (parts := form.match(path.rpartition("/")[2])):
@@ -500,7 +504,9 @@ def _is_random(key: _Key, endings: Sequence[dict[str, str]]) -> bool:
     """Return whether endings are random: not if all runs have the same, or all are words."""
     differ = len({frozenset(one.values()) for one in endings}) > 1
     is_port = key[1] == "port"
-    return differ and (is_port or not all(is_word(e) for one in endings for e in one.values()))
+    return differ and (
+        is_port or not all(is_word_ending(e) for one in endings for e in one.values())
+    )
 
 
 def _first_shared_form(offers: _Offers, shared: Sequence[_Key]) -> Iterator[tuple[_Key, str]]:
@@ -512,6 +518,6 @@ def _first_shared_form(offers: _Offers, shared: Sequence[_Key]) -> Iterator[tupl
         known.update(paths)
 
 
-def _named(key: _Key) -> tuple[str, str]:
+def _name_and_rule(key: _Key) -> tuple[str, str]:
     _, rule, before, behind = key
     return f"{before}({rule}){behind}", rule

@@ -22,7 +22,7 @@ from stream.archive.chain import Tally
 from stream.archive.reader import EntryStart, Limits, Part, contents_of, parts_of, read_ahead
 from stream.archive.tar import BrokenArchive, NoArchive
 from stream.codec import DECODE_ERRORS, OverlongLine, contract_of, decode_fault, lines_of
-from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree_on_names
+from stream.compare.names import BEHIND, ProofRequest, Proofs, ProvenNames, RunNames, agree_on_names
 from stream.errors import InputError, os_reason, reporting
 from stream.evidence.consistency import clean_report_faults, report_faults, unbound_call_faults
 from stream.evidence.health import health_contradictions
@@ -103,32 +103,32 @@ def read_artifacts(path: str) -> dict[str, bytes]:
 
     Raise InputError if there is nothing to read, and DamagedError if that is damaged.
     """
-    place = Path(path)
-    return _folder_artifacts(place) if _is_run_folder_side(place) else _archive_artifacts(place)
+    source = Path(path)
+    return _folder_artifacts(source) if _is_run_folder_side(source) else _archive_artifacts(source)
 
 
 def read_lines(path: str, name: str) -> Iterator[bytes]:
     """Yield the lines of a layer, without newlines; nothing if there is no such layer."""
-    place = Path(path)
-    if _is_run_folder_side(place):
-        if (place / name).is_file():
-            with reporting(place / name):
-                yield from _bounded_lines(RunFolder(place).file_blocks(name), name)
+    source = Path(path)
+    if _is_run_folder_side(source):
+        if (source / name).is_file():
+            with reporting(source / name):
+                yield from _bounded_lines(RunFolder(source).file_blocks(name), name)
         return
-    with _archive_parts(place) as parts:
+    with _archive_parts(source) as parts:
         yield from _bounded_lines(contents_of(parts, name), name)
 
 
-def has_any(path: str, names: Collection[str]) -> bool:
-    """Return whether a run has any of these files."""
-    place = Path(path)
-    if _is_run_folder_side(place):
-        return any((place / name).is_file() for name in names)
-    with _archive_parts(place) as parts:
+def has_any_file(path: str, names: Collection[str]) -> bool:
+    """Return whether the files of a run include any of these."""
+    source = Path(path)
+    if _is_run_folder_side(source):
+        return any((source / name).is_file() for name in names)
+    with _archive_parts(source) as parts:
         return any(isinstance(part, EntryStart) and part.name in names for part in parts)
 
 
-def read_proofs(path: str, asked: Asked) -> Proven:
+def read_proofs(path: str, asked: ProofRequest) -> ProvenNames:
     """Search the kernel layer of a run for proofs about its names. An endpoint is a caller if the
     run never connected to it."""
     processes, private, came, went = set[int](), set[str](), set[str](), set[str]()
@@ -137,7 +137,7 @@ def read_proofs(path: str, asked: Asked) -> Proven:
     for detail in _kernel_lines(path, DETAIL_FILE) if asked.made or asked.behind else ():
         # Only the details have second paths, and the mode of a folder.
         is_mkdir = EVENT_TYPES.get(detail.call) == MKDIR
-        if is_mkdir and _is_private(detail.mode) and not detail.return_value:
+        if is_mkdir and _is_owner_only(detail.mode) and not detail.return_value:
             folders.add(detail.seq)
         if detail.to_path is not None and detail.to_path in asked.behind:
             targets[detail.seq] = detail.to_path
@@ -151,8 +151,8 @@ def read_proofs(path: str, asked: Asked) -> Proven:
         free_ports += event.kind == _BIND and value.endswith(":0")
         if value in asked.made and (event.seq in folders or _is_private_file(event)):
             private.add(value)
-        behind.take_event(event)
-    return Proven(processes, came - went, private, free_ports, behind.places)
+        behind.add_event(event)
+    return ProvenNames(processes, came - went, private, free_ports, behind.found_paths)
 
 
 def _kernel_lines(path: str, name: str) -> Iterator[_KernelLine]:
@@ -169,29 +169,29 @@ class _OpenFolderPaths:
 
     def __init__(self, paths: Collection[str], targets: Mapping[int, str]) -> None:
         """Look for `paths`; `targets` are second paths, by the numbers of the lines."""
-        self.places: dict[str, set[str]] = {path: set() for path in paths}
+        self.found_paths: dict[str, set[str]] = {path: set() for path in paths}
         self._targets = targets
         self._opened: dict[tuple[int, int], str] = {}  #: by process and number
 
-    def take_event(self, event: _KernelLine) -> None:
-        """Take what a line of the kernel layer shows."""
-        if not self.places:
+    def add_event(self, event: _KernelLine) -> None:
+        """Add what a line of the kernel layer shows of open folders."""
+        if not self.found_paths:
             return
         if event.kind == _OPEN and event.return_value >= 0 and event.value is not None:
             self._opened[event.pid, event.return_value] = event.value
         for path in (event.value or "", self._targets.get(event.seq, "")):
-            parts = BEHIND.fullmatch(path) if path in self.places else None
+            parts = BEHIND.fullmatch(path) if path in self.found_paths else None
             folder = self._opened.get((event.pid, int(parts[1]))) if parts else None
             if parts and folder is not None:
-                self.places[path].add(f"{folder.rstrip('/')}/{parts[2]}")
+                self.found_paths[path].add(f"{folder.rstrip('/')}/{parts[2]}")
 
 
 def _is_private_file(event: _KernelLine) -> bool:
     is_new = "exclusive" in event.operation_flags and event.return_value >= 0
-    return is_new and _is_private(event.mode)
+    return is_new and _is_owner_only(event.mode)
 
 
-def _is_private(mode: int | None) -> bool:
+def _is_owner_only(mode: int | None) -> bool:
     return mode is not None and mode & 0o077 == 0
 
 
@@ -383,7 +383,7 @@ class Evidence(Struct, kw_only=True):
     doubt: str = ""  #: why the status of the correlation may be wrong
     problems: list[str] = []
     workspace: str = ""  #: of its agent, if known
-    proven: Proven = Proven()  #: what its kernel layer proves about its names
+    proven: ProvenNames = ProvenNames()  #: what its kernel layer proves about its names
 
     @property
     def run_id(self) -> str:
@@ -421,7 +421,7 @@ def _verify_artifact_archive(path: str, evidence: Evidence) -> None:
 
 
 def evidence_of(
-    artifacts: Mapping[str, bytes], proofs: Proofs = lambda asked: Proven()
+    artifacts: Mapping[str, bytes], proofs: Proofs = lambda asked: ProvenNames()
 ) -> Evidence:
     """Decode the artifacts of a run. `proofs` searches the kernel layer for proofs about names."""
     problems: list[str] = []
@@ -460,7 +460,7 @@ def evidence_of(
         evidence.workspace = workspace
         names = _names_of_run(evidence, evidence.surface)
         paths = [*evidence.surface.filesystem_paths, *evidence.surface.process_execs]
-        evidence.proven = names.prove(paths, proofs)
+        evidence.proven = names.collect_proofs(paths, proofs)
         compare_names([evidence])
     return evidence
 
@@ -474,14 +474,14 @@ def compare_names(runs: Sequence[Evidence]) -> None:
         _name_surface(run, surface, found)
 
 
-def _names_of_run(evidence: Evidence, surface: CapabilitySurface) -> Names:
+def _names_of_run(evidence: Evidence, surface: CapabilitySurface) -> RunNames:
     """Make the names of a run. If its workspace is unknown, only the run's own names are replaced:
     a file in a workspace is named by the user."""
     known = evidence.companion if evidence.workspace else None
-    return Names(
+    return RunNames(
         run_id=evidence.run_id,
         folder=evidence.folder,
-        places=_OF_A_RUN,
+        subfolders=_OF_A_RUN,
         workspace=evidence.workspace,
         ways=None if known is None else known.paths,
         endpoints=surface.network_endpoints,
@@ -489,18 +489,18 @@ def _names_of_run(evidence: Evidence, surface: CapabilitySurface) -> Names:
     )
 
 
-def _name_surface(evidence: Evidence, surface: CapabilitySurface, names: Names) -> None:
+def _name_surface(evidence: Evidence, surface: CapabilitySurface, names: RunNames) -> None:
     """Set the values and programs of a run, under names that can be compared with other runs."""
     evidence.values = {name: getattr(surface, name) for name in SURFACE_SETS}
     for name in (PATHS, EXECS):
-        evidence.values[name] = sorted(names.values(evidence.values[name]), key=os.fsencode)
-    evidence.values[ENDPOINTS] = sorted(names.endpoints)
+        evidence.values[name] = sorted(names.path_names(evidence.values[name]), key=os.fsencode)
+    evidence.values[ENDPOINTS] = sorted(names.endpoint_names)
     evidence.renamed = dict(sorted(names.used.items()))
     if evidence.companion is not None and knows_programs(evidence):
         ran, found = evidence.companion.programs, dict[str, set[str]]()
         for name in surface.process_execs:
-            files = map(names.of, ran.get(name, [name]))
-            found.setdefault(names.of(name), set()).update(files)
+            files = map(names.path_name, ran.get(name, [name]))
+            found.setdefault(names.path_name(name), set()).update(files)
         evidence.programs = {name: sorted(files) for name, files in found.items()}
 
 

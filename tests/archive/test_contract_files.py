@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stream.compare.diff import diff, is_anything_unbound
+from stream.compare.diff import diff_runs, has_unbound_activity
 from stream.compare.sides import read_evidence
 from stream.records.artifacts import (
     COMPANION_FILE,
@@ -116,8 +116,8 @@ def test_work_between_calls_is_no_ambiguity_in_any_form(tmp_path: Path) -> None:
         find_error_rules(write_files_as_archive(tmp_path / "b.tar.gz", keep_contract_files(whole)))
         == set()
     )
-    found = diff(*(read_evidence(str(tmp_path / f"{name}.tar.gz")) for name in "ab"))
-    assert (found.status, is_anything_unbound(found)) == ("clean", True)
+    found = diff_runs(*(read_evidence(str(tmp_path / f"{name}.tar.gz")) for name in "ab"))
+    assert (found.status, has_unbound_activity(found)) == ("clean", True)
 
 
 # ---------------------------------------------------------------- what the contract forbids
@@ -353,7 +353,7 @@ def test_what_the_contract_forbids(what: str, tmp_path: Path, place: Place) -> N
 def test_diff_does_not_assert_it(what: str, tmp_path: Path) -> None:
     good = read_evidence(str(write_reference_archive(tmp_path)))
     spoiled = read_evidence(str(write_reference_archive(tmp_path, FORBIDDEN[what][0])))
-    found = diff(good, spoiled)
+    found = diff_runs(good, spoiled)
     holds = found.preconditions
     assert holds["base_correlation_clean"]
     if found.status != "failed":

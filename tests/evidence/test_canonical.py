@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from stream.compare.diff import (
     LAYERS,
     CanonicalLayers,
-    Labels,
     LayerComparison,
+    ProcessLabels,
     canonical_lines,
     compare_layers,
 )
@@ -48,7 +48,7 @@ def test_processes_are_named_as_they_are_met() -> None:
 
 
 def test_labels_are_those_of_all_layers() -> None:
-    labels = Labels()
+    labels = ProcessLabels()
     list(canonical_lines(encode_lines({"pid": 5}, {"pid": 6}), labels))
     assert list(canonical_lines(encode_lines({"pid": 6, "child": 8}), labels)) == encode_lines(
         {"pid": "p2", "child": "p3"}
@@ -64,12 +64,12 @@ def test_the_runs_own_folder_has_one_name() -> None:
     ]
     (line,) = canonical_lines(
         encode_lines({"value": folder, "argv": [f"--in={folder}{more}" for more in endings]}),
-        Labels(folder),
+        ProcessLabels(folder),
     )
     others = [f"/evil{folder}/x", f"é{folder}"]
-    (foreign,) = canonical_lines(encode_lines({"argv": others}), Labels(folder))
+    (foreign,) = canonical_lines(encode_lines({"argv": others}), ProcessLabels(folder))
     assert json.loads(foreign)["argv"] == others
-    (beneath,) = canonical_lines(encode_lines({"argv": [f"ls\n{folder}/x"]}), Labels(folder))
+    (beneath,) = canonical_lines(encode_lines({"argv": [f"ls\n{folder}/x"]}), ProcessLabels(folder))
     assert json.loads(beneath)["argv"] == ["ls\n(run)/x"]
     found = json.loads(line)
     assert found["value"] == "(run)"

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.compare.diff import CanonicalLayers, diff, fail_on_reason, is_same
+from stream.compare.diff import CanonicalLayers, diff_runs, fail_on_reason, has_no_changes
 from stream.compare.sides import (
     Evidence,
     evidence_of,
@@ -117,37 +117,39 @@ def is_failing(word: str, found: CapabilityDiff) -> bool:
 
 def test_the_golden_is_reproduced_byte_for_byte() -> None:
     golden = (GOLDEN / "capability-diff-s5-idempotent-v0.json").read_bytes()
-    found = diff(read_evidence(str(GOLDEN)), read_evidence(str(GOLDEN)))
+    found = diff_runs(read_evidence(str(GOLDEN)), read_evidence(str(GOLDEN)))
     assert msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n" == golden
     assert msgspec.json.decode(golden, type=CapabilityDiff) == found
 
 
 def test_what_is_bound_to_no_call_is_reported_of_a_clean_comparison() -> None:
     """Where there is something that counts it. No such thing leaves a call in doubt."""
-    quiet = diff(BASE, BASE)
+    quiet = diff_runs(BASE, BASE)
     assert not is_failing("unbound", quiet)
     between = companion(BASE.run_id, unbound={"openat": 2})
-    found = diff(BASE, evidence_of({**LOOSE, COMPANION_FILE: between}))
+    found = diff_runs(BASE, evidence_of({**LOOSE, COMPANION_FILE: between}))
     assert found.status == "clean"
     assert "capability_diff_head_outside" in note_codes(found)
     assert "capability_diff_base_outside" not in note_codes(found)
     assert is_failing("unbound", found)
     assert not is_failing("partial", found)
     for code in ("kernel_events_after_call:a", "kernel_events_of_other_processes:a,b"):
-        assert is_failing("unbound", diff(with_changes(correlation={"ambiguities": [code]}), BASE))
+        assert is_failing(
+            "unbound", diff_runs(with_changes(correlation={"ambiguities": [code]}), BASE)
+        )
     others = with_changes(correlation={"ambiguities": ["sdk_tool_call_duplicate:a"]})
-    assert not is_failing("unbound", diff(BASE, others))
+    assert not is_failing("unbound", diff_runs(BASE, others))
 
 
 def test_without_calls_no_ids_are_there_that_could_be_stable() -> None:
     """It is reported of the ids, and is no fault of a run that made no calls."""
     quiet = with_changes(correlation={"bindings": []})
     for sides in ((quiet, quiet), (BASE, quiet), (quiet, BASE)):
-        found = diff(*sides)
+        found = diff_runs(*sides)
         assert found.preconditions["stable_tool_call_ids_present"] is False
         assert found.status == "partial:unbound"
         assert not any(code.endswith("_tool_call_ids") for code in note_codes(found))
-    assert diff(BASE, BASE).preconditions["stable_tool_call_ids_present"] is True
+    assert diff_runs(BASE, BASE).preconditions["stable_tool_call_ids_present"] is True
 
 
 def test_the_diff_of_two_runtimes_is_another_contract() -> None:
@@ -161,18 +163,18 @@ def test_the_diff_of_two_runtimes_is_another_contract() -> None:
 def test_the_references_archives_are_evidence(path: Path) -> None:
     evidence = read_evidence(str(path))
     assert evidence.problems == []
-    found = diff(evidence, evidence)
+    found = diff_runs(evidence, evidence)
     # Their reports bind no call at all, and call that clean.
     assert found.status == "partial:unbound"
     assert found.unbound["filesystem_paths"] == found.surface["filesystem_paths"].unchanged
-    assert is_same(found)
+    assert has_no_changes(found)
 
 
 def test_what_came_and_what_went() -> None:
     head = with_changes(
         surface={"mcp_tools": ["write_file", "read_file"], "filesystem_paths": ["/b", "/a"]}
     )
-    found = diff(BASE, head)
+    found = diff_runs(BASE, head)
     assert found.surface["mcp_tools"].added == ["write_file"]
     assert found.surface["mcp_tools"].unchanged == ["read_file"]
     assert found.surface["filesystem_paths"].added == ["/a", "/b"]
@@ -183,7 +185,7 @@ def test_what_came_and_what_went() -> None:
 @given(st.lists(st.text(max_size=3)), st.lists(st.text(max_size=3)))
 def test_sets_are_sets(before: list[str], after: list[str]) -> None:
     base = with_changes(surface={"process_execs": before})
-    found = diff(base, with_changes(surface={"process_execs": after})).surface["process_execs"]
+    found = diff_runs(base, with_changes(surface={"process_execs": after})).surface["process_execs"]
     assert found.unchanged == sorted(set(before) & set(after))
     assert sorted([*found.removed, *found.unchanged]) == sorted(set(before))
     assert sorted([*found.added, *found.unchanged]) == sorted(set(after))
@@ -195,7 +197,7 @@ def test_calls_are_the_same_by_their_ids_only() -> None:
     head = with_changes(
         correlation={"bindings": [binding("b", "deny"), binding("c"), binding("d")]}
     )
-    found = diff(base, head)
+    found = diff_runs(base, head)
     assert found.binding_ids.added == ["d"]
     assert found.binding_ids.removed == ["a"]
     assert found.policy_outcomes == {
@@ -208,7 +210,7 @@ def test_calls_are_the_same_by_their_ids_only() -> None:
 
 def test_an_id_that_is_there_twice_names_no_call() -> None:
     base = with_changes(correlation={"bindings": [binding("a"), binding("a", "deny")]})
-    found = diff(base, with_changes(correlation={"bindings": [binding("a", "x")]}))
+    found = diff_runs(base, with_changes(correlation={"bindings": [binding("a", "x")]}))
     assert found.policy_outcomes == {"changed": []}
     assert found.preconditions["stable_tool_call_ids_present"] is False
     assert found.status == "partial:correlation"
@@ -220,7 +222,7 @@ def test_an_id_that_is_there_twice_names_no_call() -> None:
 
 
 def test_ids_of_another_run_are_not_compared() -> None:
-    found = diff(BASE, with_changes(correlation={"bindings": [binding("toolu_1")]}))
+    found = diff_runs(BASE, with_changes(correlation={"bindings": [binding("toolu_1")]}))
     assert note_codes(found) == ["capability_diff_no_common_call"]
     assert found.status == "clean"
 
@@ -258,7 +260,7 @@ def test_the_first_reason_is_the_status(
 ) -> None:
     changed = with_changes(**changes)
     for sides in ((BASE, changed), (changed, BASE)):
-        found = diff(*sides)
+        found = diff_runs(*sides)
         assert found.status == status
         side = "head" if sides[1] is changed else "base"
         if expected:
@@ -270,18 +272,18 @@ def test_the_first_reason_is_the_status(
 def test_nothing_in_the_surface_is_unbound() -> None:
     empty: dict[str, Any] = {name: [] for name in SURFACE_SETS}
     one = with_changes(surface=empty, correlation={"bindings": []})
-    assert diff(one, one).status == "clean"
+    assert diff_runs(one, one).status == "clean"
 
 
 def test_ambiguities_say_whose_they_are() -> None:
     head = with_changes(correlation={"status": "partial", "ambiguities": ["z", "a"]})
-    assert diff(BASE, head).ambiguities == ["head: a", "head: z"]
+    assert diff_runs(BASE, head).ambiguities == ["head: a", "head: z"]
 
 
 def test_evidence_by_other_rules_is_reported() -> None:
     ours = evidence_of({**LOOSE, COMPANION_FILE: companion(BASE.run_id)})
-    assert "capability_diff_rules_differ" in note_codes(diff(BASE, ours))
-    assert "capability_diff_rules_differ" not in note_codes(diff(ours, ours))
+    assert "capability_diff_rules_differ" in note_codes(diff_runs(BASE, ours))
+    assert "capability_diff_rules_differ" not in note_codes(diff_runs(ours, ours))
 
 
 # --- broken evidence ----------------------------------------------------------------------------
@@ -290,7 +292,7 @@ def test_evidence_by_other_rules_is_reported() -> None:
 @pytest.mark.parametrize("name", [SURFACE_FILE, CORRELATION_FILE, HEALTH_FILE])
 def test_what_is_missing_fails(name: str) -> None:
     broken = evidence_of({key: data for key, data in LOOSE.items() if key != name})
-    found = diff(broken, BASE)
+    found = diff_runs(broken, BASE)
     assert found.status == "failed"
     assert found.notes == [f"capability_diff_base_unusable: {name} is missing"]
     assert found.surface["mcp_tools"].unchanged == found.surface["mcp_tools"].added == []
@@ -298,7 +300,7 @@ def test_what_is_missing_fails(name: str) -> None:
 
 
 def test_artifacts_of_several_runs_fail() -> None:
-    found = diff(BASE, with_changes(surface={"run_id": "other"}))
+    found = diff_runs(BASE, with_changes(surface={"run_id": "other"}))
     assert found.status == "failed"
     assert found.notes == ["capability_diff_head_unusable: its artifacts belong to several runs"]
 
@@ -334,7 +336,7 @@ def encode_json(value: Any) -> bytes:
 @given(broken_artifacts(), broken_artifacts())
 def test_broken_evidence_is_an_answer(base: dict[str, bytes], head: dict[str, bytes]) -> None:
     sides = evidence_of(base), evidence_of(head)
-    found = diff(*sides)
+    found = diff_runs(*sides)
     assert (found.status == "failed") == any(side.problems for side in sides)
     assert (found.status == "failed") == any(n.endswith("_unusable") for n in note_codes(found))
     assert all(note.isprintable() for note in found.notes)
@@ -355,7 +357,7 @@ def status_of(place: Path, data: bytes) -> str:
     """The status, or that there is no evidence at all."""
     place.write_bytes(data)
     try:
-        return diff(read_evidence(str(place)), BASE).status
+        return diff_runs(read_evidence(str(place)), BASE).status
     except InputError as error:
         assert str(error).startswith(str(place))  # noqa: PT017
         return "none"
@@ -488,7 +490,7 @@ def test_a_run_folder_is_read_by_its_names(tmp_path: Path) -> None:
     (tmp_path / COMPANION_FILE).write_bytes(companion(BASE.run_id))
     evidence = read_evidence(str(tmp_path))
     assert evidence.companion is not None
-    assert diff(evidence, evidence).status == "clean"
+    assert diff_runs(evidence, evidence).status == "clean"
 
 
 def test_a_run_that_is_not_as_its_manifest_lists_it_fails(tmp_path: Path) -> None:
@@ -543,8 +545,8 @@ def test_where_nothing_is_there_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_what_nobody_watched_may_have_been_added() -> None:
-    assert not is_failing("added-paths", diff(BASE, BASE))
-    unknown = diff(BASE, with_changes(health=UNSEEN))
+    assert not is_failing("added-paths", diff_runs(BASE, BASE))
+    unknown = diff_runs(BASE, with_changes(health=UNSEEN))
     assert is_failing("added-paths", unknown)
     assert not is_failing("removed-paths", unknown)
     assert not is_failing("added-tools", unknown)
@@ -577,7 +579,7 @@ def test_words_hold_for_what_nobody_could_see(
         ("added", "removed", (BASE, changed)),
         ("removed", "added", (changed, BASE)),
     ):
-        found = diff(*sides)
+        found = diff_runs(*sides)
         assert [what for what in EVERYTHING if is_failing(f"{how}-{what}", found)] == [*blind]
         assert not any(is_failing(f"{other}-{what}", found) for what in EVERYTHING)
         assert not is_failing(f"{how}-tools", found)
@@ -596,7 +598,7 @@ def test_words_hold_for_what_nobody_could_see(
     ],
 )
 def test_a_word_that_holds_gives_the_reason(word: str, changes: dict[str, Any], why: str) -> None:
-    found = diff(BASE, with_changes(**changes))
+    found = diff_runs(BASE, with_changes(**changes))
     assert fail_on_reason(word, found).startswith(why)
 
 
@@ -611,8 +613,8 @@ DOUBTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("changes", DOUBTS)
 def test_any_is_each_of_the_words(changes: dict[str, Any]) -> None:
     same = with_changes(**changes)
-    assert is_failing("any", diff(same, same))
-    assert not is_failing("any", diff(BASE, BASE))
+    assert is_failing("any", diff_runs(same, same))
+    assert not is_failing("any", diff_runs(BASE, BASE))
 
 
 @pytest.mark.parametrize(
@@ -627,7 +629,7 @@ def test_any_is_each_of_the_words(changes: dict[str, Any]) -> None:
     ],
 )
 def test_health_that_contradicts_itself_is_no_evidence(health: dict[str, Any], fault: str) -> None:
-    found = diff(BASE, with_changes(health=health))
+    found = diff_runs(BASE, with_changes(health=health))
     assert found.status == "failed"
     assert f"capability_diff_head_unusable: {HEALTH_FILE}: {fault}" in found.notes
     assert found.preconditions["head_health_clean"] is False
@@ -641,7 +643,7 @@ def own_evidence(**changes: Any) -> Evidence:
 def test_our_own_notes_are_held_to_our_own_rules() -> None:
     for code in ("stream_kernel_misses: misses=5", "stream_cgroup_partial: x"):
         health = make_health("connect_only", "diagnostic_only", code)
-        assert diff(own_evidence(**health), BASE).status == "failed"
+        assert diff_runs(own_evidence(**health), BASE).status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -658,17 +660,17 @@ def test_what_another_recorder_need_not_say_is_asked_of_ours(
     health: dict[str, Any], fault: str
 ) -> None:
     """The contract names no code of a note that must stand there."""
-    found = diff(BASE, own_evidence(**health))
+    found = diff_runs(BASE, own_evidence(**health))
     assert f"capability_diff_head_unusable: {HEALTH_FILE}: {fault}" in found.notes
-    found = diff(BASE, with_changes(health=health))
+    found = diff_runs(BASE, with_changes(health=health))
     assert found.status != "failed"
     assert found.preconditions["head_health_clean"] is ("network_protocol_coverage" not in health)
 
 
 def test_two_platforms_are_reported() -> None:
     mac = with_changes(health={**UNSEEN, "platform": "darwin"})
-    assert "capability_diff_platforms_differ" in note_codes(diff(BASE, mac))
-    assert "capability_diff_platforms_differ" not in note_codes(diff(mac, mac))
+    assert "capability_diff_platforms_differ" in note_codes(diff_runs(BASE, mac))
+    assert "capability_diff_platforms_differ" not in note_codes(diff_runs(mac, mac))
 
 
 def first_events(folder: str) -> bytes:
@@ -696,7 +698,7 @@ def test_folders_of_runs_are_compared_without_their_names() -> None:
         folder = f"{top}/{run_id}"
         paths = [f"{folder}{place}" for place in places]
         sides.append(run_evidence(run_id, folder, *paths, "/etc/x", process_execs=paths[:1]))
-    found = diff(*sides)
+    found = diff_runs(*sides)
     assert found.surface["filesystem_paths"].unchanged == [
         "(run)/.wrappers/bin/git",
         "(run)/workspace",
@@ -711,16 +713,16 @@ def test_folders_of_runs_are_compared_without_their_names() -> None:
 def test_what_only_looks_like_a_runs_folder_is_not_placed() -> None:
     base = run_evidence("ga", "/runs/ga", "/runs/ga/workspace/f1")
     head = run_evidence("gb", "/runs/gb", "/runs/gb/workspace/f1", "/out/gb/workspace/f1")
-    found = diff(base, head)
+    found = diff_runs(base, head)
     assert found.surface["filesystem_paths"].added == ["/out/gb/workspace/f1"]
     assert is_failing("added-paths", found)
     other = run_evidence("gb", "/runs/gb", "/runs/ga/workspace/f1")
-    assert diff(base, other).surface["filesystem_paths"].added == ["/runs/ga/workspace/f1"]
+    assert diff_runs(base, other).surface["filesystem_paths"].added == ["/runs/ga/workspace/f1"]
 
 
 def test_where_no_record_shows_where_a_run_lay_nothing_is_placed() -> None:
     sides = [run_evidence(name, "", f"/runs/{name}/workspace/f1") for name in ("ga", "gb")]
-    changes = diff(*sides).surface["filesystem_paths"]
+    changes = diff_runs(*sides).surface["filesystem_paths"]
     assert (changes.added, changes.removed) == (
         ["/runs/gb/workspace/f1"],
         ["/runs/ga/workspace/f1"],
@@ -772,15 +774,15 @@ def with_programs(feed: str = "ebpf", **programs: list[str]) -> Evidence:
 @pytest.mark.parametrize("other", [["/bin/id"], ["/bin/id", "/bin/true"], ["tool"]])
 def test_another_file_by_the_same_name_went_and_came(other: list[str]) -> None:
     base, head = with_programs(tool=["/bin/true"]), with_programs(tool=other)
-    found = diff(base, head)
+    found = diff_runs(base, head)
     changes = found.surface["process_execs"]
     assert (changes.added, changes.removed, changes.unchanged) == (["tool"], ["tool"], ["cat"])
-    assert not is_same(found)
+    assert not has_no_changes(found)
     assert is_failing("added-execs", found)
     assert found.notes == [
         f"capability_diff_program_replaced: tool: /bin/true in base, {', '.join(other)} in head"
     ]
-    assert is_same(diff(base, base))
+    assert has_no_changes(diff_runs(base, base))
 
 
 def test_files_of_programs_lie_in_the_runs_folders() -> None:
@@ -792,26 +794,26 @@ def test_files_of_programs_lie_in_the_runs_folders() -> None:
         own_companion = companion(name, programs={tool: [file]})
         more = {SURFACE_FILE: encode_json(surface), COMPANION_FILE: own_companion}
         sides.append(evidence_of({**found, **more, EVENTS_FILE: first_events(f"/runs/{name}")}))
-    assert is_same(diff(*sides))
+    assert has_no_changes(diff_runs(*sides))
 
 
 def test_a_feed_that_does_not_know_the_files_is_reported() -> None:
     base, head = with_programs(tool=["/bin/true"]), with_programs("strace")
-    found = diff(base, head)
+    found = diff_runs(base, head)
     assert found.surface["process_execs"].unchanged == ["cat", "tool"]
     (note,) = found.notes
     assert note.startswith("capability_diff_programs_unknown: ")
     assert "it is unknown in head which files ran" in note
-    for one in (found, diff(head, base), diff(head, head), diff(BASE, head)):
+    for one in (found, diff_runs(head, base), diff_runs(head, head), diff_runs(BASE, head)):
         assert "capability_diff_programs_unknown" in note_codes(one)
         assert "capability_diff_idempotent" not in note_codes(one)
         assert not is_failing("added-execs", one) or one.surface["process_execs"].added
-    assert "it is unknown in base and head which files ran" in diff(head, head).notes[0]
-    assert note_codes(diff(base, base)) == ["capability_diff_idempotent"]
+    assert "it is unknown in base and head which files ran" in diff_runs(head, head).notes[0]
+    assert note_codes(diff_runs(base, base)) == ["capability_diff_idempotent"]
 
 
 def test_a_broken_companion_fails() -> None:
-    found = diff(BASE, evidence_of({**LOOSE, COMPANION_FILE: b"{}"}))
+    found = diff_runs(BASE, evidence_of({**LOOSE, COMPANION_FILE: b"{}"}))
     assert found.status == "failed"
     assert found.notes[0].startswith("capability_diff_head_unusable: companion.json: ")
 
@@ -821,7 +823,7 @@ def test_a_broken_companion_fails() -> None:
 
 def test_what_could_not_be_named_is_not_clean() -> None:
     notes = [*json.loads(LOOSE[HEALTH_FILE])["notes"], "stream_kernel_unnamed: events=3"]
-    found = diff(BASE, with_changes(health={"notes": notes}))
+    found = diff_runs(BASE, with_changes(health={"notes": notes}))
     assert found.status == "partial:health"
     assert found.notes[0] == "capability_diff_head_health: unnamed_events=3"
     assert is_failing("added-paths", found)
@@ -831,8 +833,8 @@ def test_what_could_not_be_named_is_not_clean() -> None:
 def test_two_runs_that_nobody_watched_are_not_identical() -> None:
     blind = with_changes(health=UNSEEN)
     for sides in ((blind, blind), (BASE, blind)):
-        assert "capability_diff_idempotent" not in note_codes(diff(*sides))
-        assert "capability_diff_unobserved" in note_codes(diff(*sides))
+        assert "capability_diff_idempotent" not in note_codes(diff_runs(*sides))
+        assert "capability_diff_unobserved" in note_codes(diff_runs(*sides))
 
 
 def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:

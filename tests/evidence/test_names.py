@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.compare.names import RULES, NameRule, Names, Proven, agree_on_names, is_word
+from stream.compare.names import (
+    RULES,
+    NameRule,
+    ProvenNames,
+    RunNames,
+    agree_on_names,
+    is_word_ending,
+)
 
 RECORDED = Path(__file__).parent.parent / "data/agents/names"
 FOLDER = "/home/user/project/runs/20261119-133539-952b64"
@@ -25,38 +32,42 @@ WAYS = {
 }
 
 
-def make_names(ways: dict[str, list[str]], processes: Collection[int] = (), **more: Any) -> Names:
+def make_names(
+    ways: dict[str, list[str]], processes: Collection[int] = (), **more: Any
+) -> RunNames:
     known = {
         "run_id": FOLDER.rpartition("/")[2],
         "folder": FOLDER,
-        "places": ("workspace", ".wrappers"),
+        "subfolders": ("workspace", ".wrappers"),
         "workspace": WORKSPACE,
     }
-    found = Names(**{**known, "ways": ways, **more})
-    found.prove(ways, lambda asked: Proven(set(processes) & set(asked.numbers)))
+    found = RunNames(**{**known, "ways": ways, **more})
+    found.collect_proofs(ways, lambda asked: ProvenNames(set(processes) & set(asked.numbers)))
     return found
 
 
 def name_path(path: str, *ways: str, processes: Collection[int] = (), **more: Any) -> str:
-    return make_names({path: [*ways]}, processes, **more).of(path)
+    return make_names({path: [*ways]}, processes, **more).path_name(path)
 
 
 # --- five identical runs of real agents ----------------------------------------------------------
 
 
-def read_recorded(line: bytes, **more: Any) -> tuple[Names, set[str]]:
+def read_recorded(line: bytes, **more: Any) -> tuple[RunNames, set[str]]:
     run = json.loads(line)
     ways = {**run["paths"], **more}
-    found = Names(
+    found = RunNames(
         run_id=run["run_id"],
         folder=run["folder"],
-        places=("workspace", ".wrappers"),
+        subfolders=("workspace", ".wrappers"),
         workspace=run["workspace"],
         ways=ways,
     )
     values = [*ways, *run["execs"]]
-    found.prove(values, lambda asked: Proven(set(run["processes"]) & set(asked.numbers)))
-    return found, found.values(values)
+    found.collect_proofs(
+        values, lambda asked: ProvenNames(set(run["processes"]) & set(asked.numbers))
+    )
+    return found, found.path_names(values)
 
 
 @pytest.mark.parametrize("agent", ["claude", "codex", "gemini"])
@@ -105,8 +116,8 @@ def test_what_was_replaced_is_counted_by_value_and_rule() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}: {rule.example}")
 def test_a_rule_finds_its_example_and_leaves_its_counter_example_alone(rule: NameRule) -> None:
     found = make_names({f"/x/{rule.example}": WAYS[rule.proof]})
-    assert f"({rule.name})" in found.of(f"/x/{rule.example}")
-    assert rule.name in found._place_of_path(f"/x/{rule.example}").rules
+    assert f"({rule.name})" in found.path_name(f"/x/{rule.example}")
+    assert rule.name in found._named_path(f"/x/{rule.example}").rules
     for ways in WAYS.values():
         assert name_path(f"/x/{rule.counter}", *ways) == f"/x/{rule.counter}"
 
@@ -123,14 +134,14 @@ def test_a_rule_needs_its_proof(rule: NameRule) -> None:
         "changed": ["read"],
     }
     assert f"({rule.name})" not in name_path(path, *weaker[rule.proof])
-    assert make_names({}, workspace="").of(path) == path
+    assert make_names({}, workspace="").path_name(path) == path
 
 
 def test_a_folder_that_the_run_named_has_no_other_name_for_what_is_in_it() -> None:
     folder = "/tmp/gemini-shell-2YYklp"
     found = make_names({folder: ["mkdir"], f"{folder}/notes": ["read"]})
-    assert found.of(f"{folder}/notes") == "/tmp/gemini-shell-(random)/notes"
-    assert found.of(f"{folder}/bin/x") == "/tmp/gemini-shell-(random)/bin/x"
+    assert found.path_name(f"{folder}/notes") == "/tmp/gemini-shell-(random)/notes"
+    assert found.path_name(f"{folder}/bin/x") == "/tmp/gemini-shell-(random)/bin/x"
 
 
 @pytest.mark.parametrize(
@@ -187,9 +198,9 @@ def test_a_server_of_the_run_has_asked_for_any_port_and_was_come_to(
     served: list[int], callers: list[int], free_ports: int, shown: set[str] | None
 ) -> None:
     ends, came = ([f"127.0.0.1:{port}" for port in ports] for ports in (served, callers))
-    found = make_names({}, endpoints=[*ends, *came], proven=Proven(free_ports=free_ports))
-    found.prove([], lambda _: Proven(callers=came, free_ports=free_ports))
-    assert found.endpoints == (shown or {*ends, *("127.0.0.1:(port)" for _ in came)})
+    found = make_names({}, endpoints=[*ends, *came], proven=ProvenNames(free_ports=free_ports))
+    found.collect_proofs([], lambda _: ProvenNames(callers=came, free_ports=free_ports))
+    assert found.endpoint_names == (shown or {*ends, *("127.0.0.1:(port)" for _ in came)})
 
 
 @pytest.mark.parametrize(
@@ -233,12 +244,15 @@ def test_the_number_of_an_open_folder_means_nothing(top: str) -> None:
     behind, opened, here = f"{top}/15/{uuid}", f"/srv/{uuid}", f"{top}/7/{uuid}"
     found = make_names({behind: ["mkdir"], opened: ["read"], here: ["mkdir"]})
     places = {behind: {opened}, here: {f"{WORKSPACE}/{uuid}"}}
-    found.prove([], lambda asked: Proven(places={path: places[path] for path in asked.behind}))
-    assert found.of(behind) == f"{top}/(fd)/(uuid)"
-    assert found.of(opened) == "/srv/(uuid)"
-    assert found.of(here) == f"{top}/(fd)/{uuid}", "in the workspace, a name is the user's"
-    assert make_names({opened: ["read"]}).of(opened) == opened
-    assert found.of(f"{top}/2") == f"{top}/2"
+    found.collect_proofs(
+        [],
+        lambda asked: ProvenNames(open_folder_paths={path: places[path] for path in asked.behind}),
+    )
+    assert found.path_name(behind) == f"{top}/(fd)/(uuid)"
+    assert found.path_name(opened) == "/srv/(uuid)"
+    assert found.path_name(here) == f"{top}/(fd)/{uuid}", "in the workspace, a name is the user's"
+    assert make_names({opened: ["read"]}).path_name(opened) == opened
+    assert found.path_name(f"{top}/2") == f"{top}/2"
 
 
 def test_a_day_is_left_out_where_the_run_made_what_lies_beneath() -> None:
@@ -253,10 +267,10 @@ def test_the_form_that_fits_most_names_is_theirs() -> None:
     sides = []
     for endings in (["ab3x9q2k", "zq81mn0p"], ["ab77qw1z", "k2k9x3p4"]):
         paths = {f"/tmp/x-{ending}": ["mkdir"] for ending in endings}
-        sides.append(make_names(paths, proven=Proven(private={*paths})))
-        sides[-1].prove([], lambda asked: Proven(private=asked.made))
+        sides.append(make_names(paths, proven=ProvenNames(private={*paths})))
+        sides[-1].collect_proofs([], lambda asked: ProvenNames(private=asked.made))
     agree_on_names(sides)
-    assert [side.values(side.private) for side in sides] == [{"/tmp/x-(random)"}] * 2
+    assert [side.path_names(side.private_paths) for side in sides] == [{"/tmp/x-(random)"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -267,14 +281,14 @@ def test_the_form_that_fits_most_names_is_theirs() -> None:
     ],
 )
 def test_a_word_that_ends_a_name(ending: str) -> None:
-    assert is_word(ending)
+    assert is_word_ending(ending)
 
 
 @pytest.mark.parametrize(
     "ending", ["8AcE7p", "YPWnJl", "jrkfusb0", "x7kq2p", "3k3__f_i", "2761049158", "FxQabe"]
 )
 def test_no_word_that_ends_a_name(ending: str) -> None:
-    assert not is_word(ending)
+    assert not is_word_ending(ending)
 
 
 # --- what no rule may do -------------------------------------------------------------------------
@@ -315,8 +329,10 @@ def test_but_a_temporary_file_of_a_process_of_the_run_is_the_agents() -> None:
 def test_the_order_of_paths_does_not_matter(listed: list[tuple[str, list[str]]]) -> None:
     known = {f"/{path}": done for path, done in listed}
     forth, back = make_names(known, {20956}), make_names(known, {20956})
-    assert [forth.of(path) for path in known] == [back.of(path) for path in reversed(known)][::-1]
-    assert forth.values(known) == back.values(known)
+    assert [forth.path_name(path) for path in known] == [
+        back.path_name(path) for path in reversed(known)
+    ][::-1]
+    assert forth.path_names(known) == back.path_names(known)
     assert forth.used == back.used
 
 
@@ -329,5 +345,5 @@ def test_a_path_of_any_depth() -> None:
 @pytest.mark.parametrize("folder", ["/srv", "/proc", WORKSPACE])
 def test_what_is_no_number_of_a_process(folder: str, name: str) -> None:
     known = make_names({f"{folder}/{name}": ["create"]}, endpoints=[f"127.0.0.1:{name}"])
-    assert known.of(f"{folder}/{name}").endswith(f"/{name}")
-    assert known.endpoints == {f"127.0.0.1:{name}"}
+    assert known.path_name(f"{folder}/{name}").endswith(f"/{name}")
+    assert known.endpoint_names == {f"127.0.0.1:{name}"}
