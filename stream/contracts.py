@@ -71,12 +71,14 @@ class Contracts:
 
     def knows_contract(self, contract: str) -> bool:
         """Say whether a record of that contract can be checked."""
-        return contract in _DECODED or contract in _MAKERS or self.boundaries.knows(contract)
+        return (
+            contract in _DECODED or contract in _MAKERS or self.boundaries.knows_pattern(contract)
+        )
 
     def check_record(self, contract: str, line: bytes, source: str) -> Fault | None:
         """Find what a record breaks of a contract. A line that cannot be decoded is a fault."""
-        if self.boundaries.knows(contract):
-            return self.boundaries.check(line, contract)
+        if self.boundaries.knows_pattern(contract):
+            return self.boundaries.check_boundary(line, contract)
         if contract in _MAKERS:
             return _document_fault(contract, line, source)
         return contract_fault_of(contract, line)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stream import __version__
 from stream.boundary.descriptors import find_catalogs, find_descriptor
-from stream.boundary.scripts import make_root
+from stream.boundary.scripts import make_scratch_folder
 from stream.errors import OutputError, StreamError
 from stream.process.capture import capture
 from stream.process.cgroup import current_cgroup, enter_cgroup
@@ -111,7 +111,7 @@ def _check_selection() -> Iterator[MachineCheck]:
 def _check_scratch_folder() -> MachineCheck:
     """Check whether probes can have a private TMPDIR on this machine."""
     try:
-        root = make_root(Path.cwd())
+        root = make_scratch_folder(Path.cwd())
     except (OSError, OutputError) as error:
         return MachineCheck("scratch folder", "limited", f"{error}: probes have no private TMPDIR")
     root.rmdir()

@@ -14,12 +14,12 @@ from msgspec import Struct
 from stream.boundary.descriptors import Catalogs, Descriptor
 from stream.boundary.flags import (
     EmitFlags,
-    clip,
     clip_encoded,
+    clip_text,
     encode_size,
     fit_object,
     infer_errno,
-    snippet,
+    make_snippet,
 )
 from stream.codec import decode_fault
 from stream.errors import EmitError
@@ -71,20 +71,25 @@ class BoundaryBuilder(Struct, frozen=True):
             self._make_record(
                 host,
                 *self._capability_context(primary, secondary),
-                Run(clip(texts["--command"]), cast("Any", mode), _clipped(host.workspace_root)),
+                Run(
+                    clip_text(texts["--command"]), cast("Any", mode), _clipped(host.workspace_root)
+                ),
                 Probe(
-                    clip(texts["--probe-name"]), primary, secondary, clip(texts["--probe-version"])
+                    clip_text(texts["--probe-name"]),
+                    primary,
+                    secondary,
+                    clip_text(texts["--probe-version"]),
                 ),
                 Operation(
                     fit_object(flags.objects["args"], 0, "args_cut"),
-                    clip(texts["--category"]),
-                    clip(texts["--target"]),
-                    clip(texts["--verb"]),
+                    clip_text(texts["--category"]),
+                    clip_text(texts["--target"]),
+                    clip_text(texts["--verb"]),
                 ),
                 Result(
-                    errno=_clipped(flags.text("--errno")) or inferred,
-                    error_detail=_clipped(flags.text("--error-detail")),
-                    message=_clipped(flags.text("--message")),
+                    errno=_clipped(flags.text_of_flag("--errno")) or inferred,
+                    error_detail=_clipped(flags.text_of_flag("--error-detail")),
+                    message=_clipped(flags.text_of_flag("--message")),
                     observed_result=cast("Status", texts["--status"]),
                     raw_exit_code=flags.exit_code,
                 ),
@@ -103,23 +108,23 @@ class BoundaryBuilder(Struct, frozen=True):
     ) -> bytes:
         """Build the error record that stands for a probe which did not keep its contract."""
         primary = cell.capability or UNKNOWN
-        catalog = self.catalogs.knowing(primary)
+        catalog = self.catalogs.find_catalog(primary)
         snapshot = CapabilitySnapshot(UNKNOWN, primary, UNKNOWN)
         mark = {"harness": {"author": AUTHOR, "reason": reason, **_harness_facts(cell)}}
-        stdout = snippet(noise.decode(errors="replace")) if noise else None
-        stderr = snippet(cell.stderr.decode(errors="replace"))
-        script = clip(f"{cell.probe}.sh")
+        stdout = make_snippet(noise.decode(errors="replace")) if noise else None
+        stderr = make_snippet(cell.stderr.decode(errors="replace"))
+        script = clip_text(f"{cell.probe}.sh")
         record = self._make_record(
             host,
             (catalog or self.catalogs.first).key,
             CapabilityContext(catalog.snapshot(primary) if catalog else snapshot, []),
             Run(script, cast("Any", cell.mode), _clipped(host.workspace_root)),
-            Probe(clip(cell.probe), primary, [], UNKNOWN),
+            Probe(clip_text(cell.probe), primary, [], UNKNOWN),
             Operation({}, "harness", script, "run"),
             Result(
                 errno=None,
                 error_detail=_clipped(cell.spawn_error),
-                message=clip(sentence),
+                message=clip_text(sentence),
                 observed_result="error",
                 raw_exit_code=cell.exit_code,
             ),
@@ -137,7 +142,7 @@ class BoundaryBuilder(Struct, frozen=True):
         self, primary: str, secondary: Sequence[str]
     ) -> tuple[str, CapabilityContext]:
         """Return (the key of the catalog, the capabilities as it describes them)."""
-        catalog = self.catalogs.knowing(primary)
+        catalog = self.catalogs.find_catalog(primary)
         if catalog is None:
             raise _unknown_capability("primary", primary)
         for name in secondary:
@@ -170,7 +175,7 @@ class BoundaryBuilder(Struct, frozen=True):
             run=run,
             schema_key=self.descriptor.key,
             schema_version=cast("Any", self.descriptor.pattern_version),
-            stack=Stack(clip(host.os), cast("SandboxMode | None", host.sandbox_mode)),
+            stack=Stack(clip_text(host.os), cast("SandboxMode | None", host.sandbox_mode)),
         )
 
     def _encode_checked(self, record: Boundary) -> bytes:
@@ -195,7 +200,7 @@ def _unknown_capability(which: str, name: str) -> EmitError:
 
 
 def _clipped(text: str | None) -> str | None:
-    return None if text is None else clip(text)
+    return None if text is None else clip_text(text)
 
 
 def _make_payload(flags: EmitFlags) -> tuple[Payload, str | None]:
@@ -205,19 +210,19 @@ def _make_payload(flags: EmitFlags) -> tuple[Payload, str | None]:
     else:
         raw = flags.objects["raw"]
         stderr, stdout = flags.snippets.get("stderr"), flags.snippets.get("stdout")
-    message, detail = flags.text("--message"), flags.text("--error-detail")
-    shown = {
-        "stderr_snippet": snippet(stderr),
+    message, detail = flags.text_of_flag("--message"), flags.text_of_flag("--error-detail")
+    recorded = {
+        "stderr_snippet": make_snippet(stderr),
         "message": _clipped(message),
         "error_detail": _clipped(detail),
-        "stdout_snippet": snippet(stdout),
+        "stdout_snippet": make_snippet(stdout),
     }
     mark, errno = {}, None
-    if flags.texts["--status"] != "success" and not flags.text("--errno"):
-        whole = dict(zip(shown, (stderr, message, detail, stdout), strict=True))
-        if inferred := infer_errno(whole, shown):
+    if flags.texts["--status"] != "success" and not flags.text_of_flag("--errno"):
+        whole = dict(zip(recorded, (stderr, message, detail, stdout), strict=True))
+        if inferred := infer_errno(whole, recorded):
             errno, mark["errno_inferred_from"] = inferred
-    return _fit_raw(raw, shown["stderr_snippet"], shown["stdout_snippet"], mark), errno
+    return _fit_raw(raw, recorded["stderr_snippet"], recorded["stdout_snippet"], mark), errno
 
 
 def _fit_raw(
@@ -232,25 +237,25 @@ def _harness_facts(cell: RawEmission) -> dict[str, Any]:
     """List what the harness saw of a cell, without what did not happen."""
     facts = {
         "exit_code": cell.exit_code,
-        "signal": None if cell.signal is None else clip_encoded(clip(cell.signal), 40),
+        "signal": None if cell.signal is None else clip_encoded(clip_text(cell.signal), 40),
         "timed_out_after_seconds": cell.timed_out,
         "stdout_bytes": cell.stdout_bytes,
         "stderr_bytes": cell.stderr_bytes,
-        "left_processes": _few(cell.stragglers) or None,
+        "left_processes": _first_names(cell.stragglers) or None,
     }
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _few(names: Sequence[str]) -> list[str]:
+def _first_names(names: Sequence[str]) -> list[str]:
     """Return the first names: what the harness says must fit beside any evidence."""
     more = [f"and {len(names) - 5} more"] if len(names) > 5 else []
-    return [clip_encoded(clip(name), 60) for name in names[:5]] + more
+    return [clip_encoded(clip_text(name), 60) for name in names[:5]] + more
 
 
 def within_limits(record: dict[str, Any]) -> dict[str, Any]:
     """Make a record that a probe wrote itself as small as those that we write."""
     bounded = {
-        name: {key: clip(v) if isinstance(v, str) else v for key, v in part.items()}
+        name: {key: clip_text(v) if isinstance(v, str) else v for key, v in part.items()}
         if isinstance(part, dict)
         else part
         for name, part in record.items()
@@ -263,7 +268,7 @@ def within_limits(record: dict[str, Any]) -> dict[str, Any]:
         texts = [_at(bounded, "payload", name) for name in ("stderr_snippet", "stdout_snippet")]
         if all(text is None or isinstance(text, str) for text in texts):
             payload = msgspec.structs.asdict(
-                _fit_raw(raw, snippet(texts[0]), snippet(texts[1]), mark={})
+                _fit_raw(raw, make_snippet(texts[0]), make_snippet(texts[1]), mark={})
             )
             bounded["payload"] = {key: payload.get(key, v) for key, v in bounded["payload"].items()}
     return bounded

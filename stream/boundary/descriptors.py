@@ -77,19 +77,19 @@ class Catalogs(Struct, frozen=True):
 
     @property
     def first(self) -> Catalog:
-        """The preferred one."""
+        """The preferred catalog."""
         return self.known[0]
 
-    def knowing(self, capability_id: str) -> Catalog | None:
+    def find_catalog(self, capability_id: str) -> Catalog | None:
         """Find the first catalog that has a capability."""
         return next((c for c in self.known if capability_id in c.capabilities), None)
 
-    def for_capability(self, capability_id: str | None) -> Catalog:
+    def catalog_for_capability(self, capability_id: str | None) -> Catalog:
         """Find the catalog that a probe with this capability is interpreted with."""
-        return self.knowing(capability_id or "") or self.first
+        return self.find_catalog(capability_id or "") or self.first
 
-    def ids(self) -> list[str]:
-        """List the ids of all capabilities."""
+    def capability_ids(self) -> list[str]:
+        """List the ids of all capabilities in the catalogs."""
         return sorted({name for catalog in self.known for name in catalog.capabilities})
 
 
@@ -136,7 +136,7 @@ def find_catalogs(flag: str | None, tree: Path | None = None) -> Catalogs:
         with naming_variable("CATALOG_PATH", not flag):
             return Catalogs((load_catalog(Path(named).absolute()),), named=True)
     return Catalogs(
-        _with_bundled_catalogs(load_catalog(default_path("catalog", tree))), named=False
+        _with_bundled_catalogs(load_catalog(default_document_path("catalog", tree))), named=False
     )
 
 
@@ -158,7 +158,7 @@ def make_defaults(value: Any, path: Path) -> Defaults:
     return convert_document(value, Defaults, path)
 
 
-def default_path(which: str, tree: Path | None) -> Path:
+def default_document_path(which: str, tree: Path | None) -> Path:
     """Return the path that the first defaults.json names, relative to the folder above it."""
     for root in (tree, BUNDLE):
         file = root / "catalogs" / "defaults.json" if root else None
@@ -199,7 +199,7 @@ class Descriptor(Struct, frozen=True):
     @property
     def is_bundled(self) -> bool:
         """Return whether everybody who has stream knows this descriptor."""
-        return self.canonical and self.key == _bundled().key
+        return self.canonical and self.key == _bundled_descriptor().key
 
     def whole(self) -> dict[str, Any]:
         """Return the descriptor with its pattern in it, so that it needs no other file."""
@@ -225,7 +225,9 @@ def find_descriptor(flag: str | None, tree: Path | None = None) -> Descriptor:
     one."""
     named = flag or os.environ.get("BOUNDARY_PATH")
     with naming_variable("BOUNDARY_PATH", bool(named) and not flag):
-        return load_descriptor(Path(named).absolute() if named else default_path("boundary", tree))
+        return load_descriptor(
+            Path(named).absolute() if named else default_document_path("boundary", tree)
+        )
 
 
 def load_descriptor(path: Path) -> Descriptor:
@@ -233,33 +235,33 @@ def load_descriptor(path: Path) -> Descriptor:
     return make_descriptor(read_document(path), path)
 
 
-def make_carried(value: Any, path: Path) -> Descriptor:
+def make_carried_descriptor(value: Any, path: Path) -> Descriptor:
     """Make a descriptor that came with its records: it reads no other file. Raise InputError."""
     if isinstance(value, dict) and "schema_path" in value:
         raise InputError(f"{path}: $.schema_path: it came without its pattern: expected schema")
     return make_descriptor(value, path)
 
 
-def carried_in(folder: Path) -> list[Descriptor]:
+def carried_descriptors_in(folder: Path) -> list[Descriptor]:
     """Find the descriptor that came with the records of a run. One that cannot be used is none:
     then the records are found to name one that nobody knows."""
     path = folder / DESCRIPTOR_FILE
     if path.is_symlink() or not path.is_file():
         return []
     try:
-        return [make_carried(read_document(path), path)]
+        return [make_carried_descriptor(read_document(path), path)]
     except InputError:
         return []
 
 
-def _bundled() -> Descriptor:
+def _bundled_descriptor() -> Descriptor:
     return load_descriptor(BUNDLE / BUILT_IN["boundary"])
 
 
 def make_descriptor(value: Any, path: Path) -> Descriptor:
     """Make a descriptor of a document. Raise InputError naming what is missing or does not fit."""
     document = convert_document(value, DescriptorDocument, path)
-    schema, place = _read_schema(document, path)
+    schema, file = _read_schema(document, path)
     canonical = schema is None or _is_published(schema)
     if canonical:
         reported: tuple[str, ...] = (PATTERN_VERSION,)
@@ -269,17 +271,17 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
         assert schema is not None
         reported = _listed_texts(schema, "schema_version")
         modes = _listed_texts(schema, "run", "mode") or ("baseline",)
-        check = _compile_schema(schema, place)
+        check = _compile_schema(schema, file)
     if document.pattern_version not in reported:
         listed = " or ".join(map(repr, reported)) or "none"
         raise InputError(
             f"{path}: $.pattern_version: is {document.pattern_version!r}"
-            f" but the pattern version that the schema {place} reports is {listed}"
+            f" but the pattern version that the schema {file} reports is {listed}"
         )
     if document.pattern_version == PATTERN_VERSION and not canonical:
         raise InputError(
             f"{path}: $.pattern_version: {PATTERN_VERSION} is the pattern {CANONICAL.name} of"
-            f" stream, and the schema {place} is another one: a change of it needs a version of"
+            f" stream, and the schema {file} is another one: a change of it needs a version of"
             " its own"
         )
     version = document.pattern_version
@@ -294,15 +296,15 @@ def _read_schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, An
         return document.schema, path
     if document.schema_path is UNSET:
         raise InputError(f"{path}: missing schema_path")
-    place = path.parent / document.schema_path
-    if not is_file(place):
-        raise InputError(f"{path}: $.schema_path: schema not found: {place}")
-    if place.resolve() == CANONICAL.resolve():
-        return None, place
-    schema = read_document(place)
+    schema_path = path.parent / document.schema_path
+    if not is_file(schema_path):
+        raise InputError(f"{path}: $.schema_path: schema not found: {schema_path}")
+    if schema_path.resolve() == CANONICAL.resolve():
+        return None, schema_path
+    schema = read_document(schema_path)
     if not isinstance(schema, dict):
-        raise InputError(f"{place}: expected a JSON Schema object")
-    return schema, place
+        raise InputError(f"{schema_path}: expected a JSON Schema object")
+    return schema, schema_path
 
 
 def _is_published(schema: dict[str, Any]) -> bool:
@@ -346,11 +348,11 @@ def _listed_texts(schema: Any, *keys: str) -> tuple[str, ...]:
     return tuple(w for w in listed if isinstance(w, str)) if isinstance(listed, list) else ()
 
 
-def _short(text: str) -> str:
+def _shorten_message(text: str) -> str:
     return text if len(text) <= 300 else text[:300] + "…"
 
 
-def _compile_schema(schema: dict[str, Any], place: Path) -> Check:
+def _compile_schema(schema: dict[str, Any], path: Path) -> Check:
     """Compile the JSON Schema of a descriptor to a check. Raise InputError if it is not usable."""
     import jsonschema_rs  # a fifth of the start-up, for those who bring a pattern of their own
 
@@ -358,7 +360,7 @@ def _compile_schema(schema: dict[str, Any], place: Path) -> Check:
         validator = jsonschema_rs.validator_for(schema, offline=True)
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"{place}: not a usable JSON Schema: {reason}") from None
+        raise InputError(f"{path}: not a usable JSON Schema: {reason}") from None
 
     def check(line: bytes) -> Fault | None:
         """Find what a line breaks of the schema."""
@@ -373,7 +375,7 @@ def _compile_schema(schema: dict[str, Any], place: Path) -> Check:
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
         )
         # The message quotes the value, however long that is.
-        return Fault(_short(error.message), f"${steps}")
+        return Fault(_shorten_message(error.message), f"${steps}")
 
     return check
 
@@ -410,7 +412,7 @@ def find_boundaries(flag: str | None, carried: Iterable[Descriptor] = ()) -> Bou
     which is that of the command line or BOUNDARY_PATH, one that came with them, or the bundled
     one."""
     named = [find_descriptor(flag)] if flag or os.environ.get("BOUNDARY_PATH") else []
-    return Boundaries((*named, *carried, _bundled()), known_catalogs())
+    return Boundaries((*named, *carried, _bundled_descriptor()), known_catalogs())
 
 
 class _KeyHead(Struct):
@@ -420,7 +422,7 @@ class _KeyHead(Struct):
 _decode_naming = msgspec.json.Decoder(_KeyHead).decode
 
 
-def key_of(line: bytes) -> object:
+def descriptor_key_of(line: bytes) -> object:
     """Return the descriptor that a record names. Raise one of DECODE_ERRORS."""
     return _decode_naming(line).schema_key
 
@@ -435,7 +437,7 @@ class _QuickPayload(Payload, forbid_unknown_fields=True, gc=False):
     stdout_snippet: Annotated[str, Meta(max_length=SNIPPET)] | None
 
 
-class _Quick(Struct, forbid_unknown_fields=True, gc=False):
+class _QuickBoundary(Struct, forbid_unknown_fields=True, gc=False):
     """A canonical record, as far as one differs from the next: a second form of `Boundary`.
 
     README promises that `validate` checks 250,000 records a second. What stays the same from record
@@ -455,7 +457,7 @@ class _Quick(Struct, forbid_unknown_fields=True, gc=False):
     stack: Raw
 
 
-_decode_quick = msgspec.json.Decoder(_Quick).decode
+_decode_quick = msgspec.json.Decoder(_QuickBoundary).decode
 
 
 class Boundaries:
@@ -474,18 +476,18 @@ class Boundaries:
             for catalog in catalogs
         }
 
-    def knows(self, version: str) -> bool:
+    def knows_pattern(self, version: str) -> bool:
         """Say whether some descriptor in force has that pattern version."""
         return version in self._versions
 
-    def carried(self, keys: Container[object]) -> bytes:
+    def carried_descriptor(self, keys: Container[object]) -> bytes:
         """Return the descriptor that records of these keys need elsewhere; empty if none."""
         for descriptor in self.descriptors:
             if descriptor.key in keys and not descriptor.is_bundled:
                 return msgspec.json.format(msgspec.json.encode(descriptor.whole())) + b"\n"
         return b""
 
-    def are_good(self, lines: Iterable[Any]) -> bool:
+    def are_canonical(self, lines: Iterable[Any]) -> bool:
         """Return whether all lines are faultless records of the canonical pattern."""
         again = bytearray()
         for line in lines:
@@ -493,7 +495,7 @@ class Boundaries:
                 record = _decode_quick(line)
                 _encode_into(record, again)
             except DECODE_ERRORS:
-                if not self._is_good_record(line):
+                if not self._is_canonical_record(line):
                     return False
                 continue
             except TypeError:  # no line
@@ -512,7 +514,7 @@ class Boundaries:
                 )
                 if known in self._good:
                     continue
-                if not self._is_good_record(line):
+                if not self._is_canonical_record(line):
                     return False
                 context = msgspec.json.decode(record.capability_context, type=CapabilityContext)
                 if context.primary.category == UNKNOWN:  # good in a record of the harness only
@@ -520,21 +522,23 @@ class Boundaries:
                 if len(self._good) == _MOST_KNOWN:
                     self._good.clear()
                 self._good.add(known)
-            elif not self._is_good_record(line):
+            elif not self._is_canonical_record(line):
                 return False
         return True
 
-    def _is_good_record(self, line: bytes) -> bool:
+    def _is_canonical_record(self, line: bytes) -> bool:
         """Tell whether a line is a faultless record of the canonical pattern."""
         try:
-            return contract_of(line) == PATTERN_VERSION and not self.check(line, PATTERN_VERSION)
+            return contract_of(line) == PATTERN_VERSION and not self.check_boundary(
+                line, PATTERN_VERSION
+            )
         except DECODE_ERRORS:
             return False
 
-    def check(self, line: bytes, version: str) -> Fault | None:
+    def check_boundary(self, line: bytes, version: str) -> Fault | None:
         """Find what is wrong with a record of that pattern version."""
         try:
-            key = key_of(line)
+            key = descriptor_key_of(line)
             fault = self._descriptor_of(key, version).check(line)
             if fault is None and not self._is_known_descriptor(key, version):
                 expected = " or ".join(sorted(self._keys))
@@ -570,11 +574,11 @@ class Boundaries:
             return None
         context = record.capability_context
         others = enumerate(context.secondary or ())
-        shown = [("primary", context.primary), *((f"secondary[{n}]", one) for n, one in others)]
-        for place, snapshot in shown:
-            path = f"$.capability_context.{place}"
+        snapshots = [("primary", context.primary), *((f"secondary[{n}]", one) for n, one in others)]
+        for member, snapshot in snapshots:
+            path = f"$.capability_context.{member}"
             found = catalog.get(snapshot.id)
-            if not snapshot.id or (place == "primary" and found is None and _is_unknown(record)):
+            if not snapshot.id or (member == "primary" and found is None and _is_unknown(record)):
                 continue
             if found is None:
                 return Fault(f"catalog {name} has no capability {snapshot.id!r}", f"{path}.id")

@@ -24,17 +24,17 @@ encode_size = msgspec.json.Encoder().encode
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def clip(text: str, limit: int = TEXT) -> str:
-    """Cut a text visibly, and make it fit for UTF-8: a path of the system need not be."""
+def clip_text(text: str, limit: int = TEXT) -> str:
+    """Cut a text, with a mark that shows it, and make it fit for UTF-8, which a path need not be."""
     if not text.isascii():
         text = _SURROGATES.sub("\ufffd", text)
     return text if len(text) <= limit else text[:limit] + CUT
 
 
-def snippet(text: str | None) -> str | None:
+def make_snippet(text: str | None) -> str | None:
     """Cut a text to what a record holds of it as a snippet."""
     # Control characters cost six bytes each in JSON: 400 of them would leave no room.
-    return None if text is None else clip_encoded(clip(text.replace("\0", ""), SNIPPET), 1700)
+    return None if text is None else clip_encoded(clip_text(text.replace("\0", ""), SNIPPET), 1700)
 
 
 def clip_encoded(text: str, limit: int) -> str:
@@ -46,7 +46,7 @@ def clip_encoded(text: str, limit: int) -> str:
     return text
 
 
-def too_deep(value: Any) -> bool:
+def is_too_deep(value: Any) -> bool:
     """Return whether JSON is nested deeper than a record may be. Where recursion would end depends
     on the caller; this does not."""
     level = [value]
@@ -76,7 +76,7 @@ def fit_object(value: dict[str, Any], reserved: int, mark: str) -> dict[str, Any
     room -= len(encode_size({mark: {"bytes": size}}))
     cut: dict[str, Any] = value
     for length in (1000, SNIPPET, 100):
-        cut = {clip(key, 100): _shorten_texts(member, length) for key, member in value.items()}
+        cut = {clip_text(key, 100): _shorten_texts(member, length) for key, member in value.items()}
         if len(encode_size(cut)) <= room:
             break
     by_size = sorted(cut, key=lambda key: (len(encode_size(cut[key])), key))
@@ -96,7 +96,7 @@ def fit_object(value: dict[str, Any], reserved: int, mark: str) -> dict[str, Any
 def _shorten_texts(value: Any, length: int) -> Any:
     """Clip all texts inside of a JSON value to a length."""
     if isinstance(value, str):
-        return clip(value, length)
+        return clip_text(value, length)
     if isinstance(value, list):
         return [_shorten_texts(item, length) for item in value]
     if isinstance(value, dict):
@@ -149,22 +149,22 @@ _EVIDENCE = re.compile(
 
 
 def infer_errno(
-    evidence: Mapping[str, str | None], shown: Mapping[str, str | None]
+    evidence: Mapping[str, str | None], recorded: Mapping[str, str | None]
 ) -> tuple[str, str] | None:
     """Return (errno, the field that shows it) where all the evidence names exactly one.
 
     `shown` is the evidence as the record carries it: an errno that a reader of the record
     cannot see in it is not inferred from it.
     """
-    named = set().union(*map(_errnos, evidence.values()))
+    named = set().union(*map(_errnos_in, evidence.values()))
     if len(named) == 1:  # of two, which one was the operation's is unknown
-        for name, text in shown.items():
-            if _errnos(text):
+        for name, text in recorded.items():
+            if _errnos_in(text):
                 return named.pop(), name
     return None
 
 
-def _errnos(text: str | None) -> set[str]:
+def _errnos_in(text: str | None) -> set[str]:
     return {known or _ERRNO_TEXTS[words] for known, words in _EVIDENCE.findall(text or "")}
 
 
@@ -233,8 +233,8 @@ class EmitFlags(Struct):
     payload: WholePayload | None = None
     given: Counter[str] = field(default_factory=Counter)
 
-    def text(self, flag: str) -> str | None:
-        """Give the text of a flag; empty means null."""
+    def text_of_flag(self, flag: str) -> str | None:
+        """Give the text of a flag of emit-record; empty means null."""
         return self.texts.get(flag) or None
 
 
@@ -243,20 +243,20 @@ def parse_words(words: Sequence[Word]) -> EmitFlags:
     flags = EmitFlags()
     rest = iter(words)
     for word in rest:
-        flag = _text(word.text)
+        flag = _decode_word(word.text)
         flag = _ALIASES.get(flag, flag)
         flags.given[flag] += 1
-        _take_flag(flags, flag, rest)
+        _read_flag(flags, flag, rest)
     _check_flags(flags)
     return flags
 
 
-def _take_flag(flags: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
+def _read_flag(flags: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
     """Read one flag of emit-record and its value from the words of a probe."""
     if flag not in _KNOWN:
         raise EmitError(f"Unknown flag: {flag}")
     word = _flag_value(flag, rest)
-    text = _text(word.text)
+    text = _decode_word(word.text)
     if flag in _TEXTS:
         flags.texts[flag] = text
     elif flag == "--secondary-capability-id":
@@ -267,14 +267,14 @@ def _take_flag(flags: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
         target, kind = _MEMBERS[flag]
         flags.objects[target][text] = None if kind == "null" else _payload_member(flag, kind, rest)
     else:
-        _take_flag_content(flags, flag, _flag_content(flag, word))
+        _keep_flag_content(flags, flag, _flag_content(flag, word))
 
 
-def _take_flag_content(flags: EmitFlags, flag: str, content: bytes) -> None:
+def _keep_flag_content(flags: EmitFlags, flag: str, content: bytes) -> None:
     """Keep the content that a flag of emit-record gives, itself or by a file."""
     is_cut = len(content) >= FILE_MOST
     if flag in _SNIPPETS:
-        flags.snippets[_SNIPPETS[flag]] = _text(content)
+        flags.snippets[_SNIPPETS[flag]] = _decode_word(content)
     elif flag == "--payload-file":
         whole = WholePayload(_CUT, None, None)
         flags.payload = whole if is_cut else _decode_flag_json(flag, content, WholePayload)
@@ -310,7 +310,7 @@ def _flag_content(flag: str, word: Word) -> bytes:
     if flag not in FILES:
         return word.text
     if word.content is None:
-        raise EmitError(f"{flag}: cannot read {_text(word.text)}")
+        raise EmitError(f"{flag}: cannot read {_decode_word(word.text)}")
     return word.content
 
 
@@ -318,8 +318,8 @@ def _flag_content(flag: str, word: Word) -> bytes:
 _CUT: dict[str, Any] = {"file_cut": {"bytes_at_least": FILE_MOST}}
 
 
-def _text(data: bytes) -> str:
-    """Decode a word: invalid UTF-8 is shown, and a NUL, which no C string has, is left out."""
+def _decode_word(data: bytes) -> str:
+    """Decode a word: invalid UTF-8 is replaced, and a NUL, which no C string has, is left out."""
     return data.decode(errors="replace").replace("\0", "")
 
 
@@ -339,15 +339,15 @@ def _payload_member(flag: str, kind: str, rest: Iterator[Word]) -> Any:
     if kind == "json":
         return _decode_flag_json(flag, data, object)
     if kind == "list":
-        return [part for part in re.split("[, ]", _text(data)) if part]
-    return _text(data)
+        return [part for part in re.split("[, ]", _decode_word(data)) if part]
+    return _decode_word(data)
 
 
 def _decode_flag_json(flag: str, data: bytes, kind: Any) -> Any:
     """Decode the JSON that a flag of emit-record gives. Raise EmitError naming the flag."""
     try:
         value = msgspec.json.decode(data, type=kind)
-        if too_deep(value.raw if isinstance(value, WholePayload) else value):
+        if is_too_deep(value.raw if isinstance(value, WholePayload) else value):
             raise RecursionError
         fault = repeated_key(data)
     except DECODE_ERRORS as error:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder, Host, within_limits
 from stream.boundary.descriptors import Catalogs
-from stream.boundary.flags import EmitFlags, clip, parse_words, too_deep
+from stream.boundary.flags import EmitFlags, clip_text, is_too_deep, parse_words
 from stream.codec import DECODE_ERRORS, decode_fault, parse_document
 from stream.errors import EmitError
 from stream.records.boundary import (
@@ -71,8 +71,8 @@ class ProbeOutput:
         except Refused as refused:
             self._refused = refused.reason, refused.sentence
 
-    def record(self, recorder: BoundaryBuilder) -> tuple[bytes, str]:
-        """Give the probe's own record and its result. Raises Refused."""
+    def read_record(self, recorder: BoundaryBuilder) -> tuple[bytes, str]:
+        """Return the probe's own record and its result. Raise Refused."""
         _check_probe_end(self.cell)
         if self._refused:
             raise Refused(*self._refused)
@@ -112,7 +112,7 @@ class ProbeOutput:
         elif objects:
             self._plain = objects[0]
             value = _decode_object(self._plain)
-            self.emitted = None if too_deep(value) else value
+            self.emitted = None if is_too_deep(value) else value
         if (many := len(frames) + len(objects)) > 1:
             raise Refused("several-records", f"the probe wrote {many} records instead of one")
         if self.noise and not objects:
@@ -155,7 +155,7 @@ class ProbeOutput:
         if mode not in (None, self.cell.sandbox_mode):
             raise Refused("wrong-cell", f"the record names sandbox mode {mode}: none such declared")
         workspace, own = record.run.workspace_root, self.cell.workspace_root
-        if None not in (workspace, own) and workspace != clip(own or ""):
+        if None not in (workspace, own) and workspace != clip_text(own or ""):
             raise Refused("wrong-cell", f"the record names another workspace: {workspace}")
         _check_same_capabilities(record, recorder.catalogs)
         secondary = record.probe.secondary_capability_ids or ()
@@ -167,8 +167,8 @@ class ProbeOutput:
         """Refuse a target in a folder of the harness: it shows nothing of the workspace."""
         if result == "error" or not any(map(_OF_THE_WORKSPACE.search, capabilities)):
             return
-        place = PurePosixPath(os.path.normpath(target))
-        if any(place.is_relative_to(folder) for folder in self.cell.harness):
+        path = PurePosixPath(os.path.normpath(target))
+        if any(path.is_relative_to(folder) for folder in self.cell.harness):
             raise Refused(
                 "wrong-place",
                 f"the target {target} lies in a folder of the harness, not in the workspace",
@@ -203,7 +203,7 @@ def _check_same_capabilities(record: SharedRecord, catalogs: Catalogs) -> None:
     """Refuse capabilities that the catalog in force does not have so."""
     primary = record.probe.primary_capability_id
     secondary = record.probe.secondary_capability_ids or ()
-    catalog = catalogs.knowing(primary)
+    catalog = catalogs.find_catalog(primary)
     for name in (primary, *secondary):
         if (
             catalog is None

@@ -104,7 +104,7 @@ def _probe_suggestion(name: str, known: Iterator[str] | dict[str, Script]) -> st
 def _read_script(folder: Path, name: str) -> Script:
     """Read what a probe script declares about itself, without running it."""
     path = folder / name
-    if path.is_symlink() and not _target(path).is_relative_to(_target(folder)):
+    if path.is_symlink() and not _link_target(path).is_relative_to(_link_target(folder)):
         raise UsageError(f"{path}: a link that leads outside the probe folder {folder}")
     text, is_read = b"", False
     # What cannot be read cannot be run either: the attempt to run it says why.
@@ -113,18 +113,18 @@ def _read_script(folder: Path, name: str) -> Script:
         if stat.S_ISREG(status.st_mode):
             with path.open("rb", buffering=0) as file:
                 text, is_read = file.read(min(status.st_size, 1 << 20)), True
-    capability = _literal(_CAPABILITY, text)
+    capability = _declared_literal(_CAPABILITY, text)
     return Script(
         id=utf8(name.removesuffix(".sh")),
         path=path,
         capability=capability,
-        name=_literal(_NAME, text),
+        name=_declared_literal(_NAME, text),
         wants_bash=text.partition(b"\n")[0] == SHEBANG,
         is_probe=not is_read or capability is not None or _CALL.search(text) is not None,
     )
 
 
-def _target(path: Path) -> Path:
+def _link_target(path: Path) -> Path:
     return Path(os.path.realpath(path))  # unlike resolve(), it bears a loop of links
 
 
@@ -133,7 +133,7 @@ def utf8(name: str | Path) -> str:
     return os.fsencode(name).decode(errors="replace")
 
 
-def _literal(pattern: re.Pattern[bytes], text: bytes) -> str | None:
+def _declared_literal(pattern: re.Pattern[bytes], text: bytes) -> str | None:
     match = pattern.search(text)
     return match["value"].decode() if match else None
 
@@ -147,7 +147,7 @@ class Staging(Struct, frozen=True):
     counts_calls: bool  #: emit-record is ours, and leaves a line for each call
     ours: tuple[Path, ...]  #: folders in which nothing of the workspace lies
 
-    def command(self, script: Script) -> list[str]:
+    def script_command(self, script: Script) -> list[str]:
         """Return the command line of a script. `env bash` is looked up here, once, and not in every
         cell."""
         path = str(self.folder / script.path.name)
@@ -178,7 +178,7 @@ def _bash() -> str | None:
 
 
 @contextmanager
-def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
+def stage_probes(folder: Path, workspace: Path) -> Iterator[Staging]:
     """Provide the helpers beside the scripts, and a private folder for one run, outside the
     workspace; both are gone afterwards."""
     tree = tree_of(folder)
@@ -198,7 +198,7 @@ def _private_folder(workspace: Path) -> Iterator[Path | None]:
     it: the probes can do without."""
     root = None
     with suppress(OutputError):
-        root = make_root(workspace)
+        root = make_scratch_folder(workspace)
     try:
         if root is not None:
             with reporting(root, OutputError):
@@ -280,20 +280,20 @@ def _target_of_bin_link(tree: Path) -> str | None:
 
 def _no_helpers_error(tree: Path, reason: str) -> InputError:
     """Return the error that a probe tree has no helpers, with the command that links them."""
-    place = str(tree / "bin")
+    bin_path = str(tree / "bin")
     # What a link leads to may be of another user: a Path would raise there.
-    words, these, there = "ln -s", "", place
-    if os.path.isdir(place):  # noqa: PTH112
-        these, there = "/*", f"{place}/"
-    elif os.path.islink(place):  # noqa: PTH114
+    words, these, there = "ln -s", "", bin_path
+    if os.path.isdir(bin_path):  # noqa: PTH112
+        these, there = "/*", f"{bin_path}/"
+    elif os.path.islink(bin_path):  # noqa: PTH114
         words = "ln -sfn"
     return InputError(
-        f"{place}: {reason}: probes find their helpers there. Where it can be written, before a"
+        f"{bin_path}: {reason}: probes find their helpers there. Where it can be written, before a"
         f' sandbox closes it: {words} "$(stream helpers)"{these} {shlex.quote(there)}'
     )
 
 
-def make_root(workspace: Path) -> Path:
+def make_scratch_folder(workspace: Path) -> Path:
     """Make a folder in the first place for temporary files that allows it; places outside the
     workspace come before those in it. Raise OutputError."""
     inside = workspace.resolve()
@@ -337,13 +337,13 @@ class MatrixPlan(Struct, frozen=True):
         return list({cell.script.id: cell.script for cell in self.cells}.values())
 
     @property
-    def count(self) -> int:
-        """How many cells run."""
+    def cell_count(self) -> int:
+        """The number of cells that run."""
         return len(self.cells) * self.repeat
 
-    def runs(self) -> Iterator[Cell]:
+    def planned_cells(self) -> Iterator[Cell]:
         """Yield all cells in their order. None is made before its turn: there may be millions."""
-        for index in range(self.count):
+        for index in range(self.cell_count):
             yield replace(self.cells[index // self.repeat], index=index)
 
 
@@ -354,18 +354,18 @@ class Stop:
         self.is_asked = False
         self.on_ask: Callable[[], None] = lambda: None
 
-    def ask(self) -> None:
-        """Ask the run to end."""
+    def ask_to_stop(self) -> None:
+        """Ask the run of the matrix to end."""
         self.is_asked = True
         self.on_ask()
 
 
-def launch(cell: Cell, plan: MatrixPlan, staging: Staging, slot: int) -> Tree:
+def launch_cell(cell: Cell, plan: MatrixPlan, staging: Staging, slot: int) -> Tree:
     """Start a cell. Raise SpawnError."""
     # Where there can be none, a probe that needs one must see why.
     tmpdir = staging.tmpdir(slot) or cell.env.get("TMPDIR", TEMPORARY[0])
     return start_tree(
-        staging.command(cell.script),
+        staging.script_command(cell.script),
         env={**cell.env, "TMPDIR": str(tmpdir)},
         cwd=str(plan.workspace),
     )

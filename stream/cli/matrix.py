@@ -153,7 +153,7 @@ def matrix(options: MatrixOptions) -> None:
     run_prepared(
         lambda: _started_plan(options, request, stop),
         lambda started: _measure_matrix(options, started, stop),
-        stop.ask,
+        stop.ask_to_stop,
     )
 
 
@@ -188,7 +188,7 @@ async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: St
 
     output = options.output
     is_on_terminal = output == STDOUT_TARGET and sys.stdout.isatty()
-    progress = Progress(started.plan.count, is_shown=not options.quiet and not is_on_terminal)
+    progress = Progress(started.plan.cell_count, is_shown=not options.quiet and not is_on_terminal)
     matrix = Matrix(
         started,
         timeout=options.timeout,

@@ -20,7 +20,15 @@ from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder
 from stream.boundary.flags import REPEATABLE, parse_words
-from stream.boundary.scripts import SHEBANG, TEMPORARY, Cell, MatrixPlan, Script, staged, utf8
+from stream.boundary.scripts import (
+    SHEBANG,
+    TEMPORARY,
+    Cell,
+    MatrixPlan,
+    Script,
+    stage_probes,
+    utf8,
+)
 from stream.errors import EmitError, OutputError, reporting
 from stream.files.trees import remove_tree
 from stream.matrix.plan import MatrixRequest, make_plan
@@ -55,7 +63,7 @@ async def run_gate(
     they leave behind is found."""
     with _gate_workspace(request.workspace) as (workspace, watched):
         plan = make_plan(replace(request, workspace=workspace))
-        findings = [_no_probe(script) for script in plan.no_probes]
+        findings = [_no_probe_finding(script) for script in plan.no_probes]
         runnable: list[Cell] = []
         for cell in plan.cells:
             found = await _check_script(cell.script, plan)
@@ -69,7 +77,7 @@ async def run_gate(
     return GateResult(len(plan.cells) + len(plan.no_probes), len(findings))
 
 
-class _Collected(Struct):
+class _CollectedEmissions(Struct):
     """A sink that keeps what it gets: a gate looks at a folder of scripts, not at a stream."""
 
     kinds = (EMISSIONS,)
@@ -113,7 +121,7 @@ def _gate_finding(script: Script, rule: str, message: str, line: int | None = No
 async def _check_script(script: Script, plan: MatrixPlan) -> list[Finding]:
     """Return what is wrong with a script, as far as reading it shows."""
     if not script.is_probe:
-        return [_no_probe(script)]
+        return [_no_probe_finding(script)]
     if not script.path.is_file() or not os.access(script.path, os.R_OK):
         return [_gate_finding(script, "readable", "the script is not a file that can be read")]
     text = script.path.read_bytes()
@@ -121,7 +129,7 @@ async def _check_script(script: Script, plan: MatrixPlan) -> list[Finding]:
     return [*found, *await _syntax_findings(script)]
 
 
-def _no_probe(script: Script) -> Finding:
+def _no_probe_finding(script: Script) -> Finding:
     message = "not a probe, and not run: it neither calls emit-record nor declares a capability"
     return _gate_finding(script, "no-probe", message)
 
@@ -158,7 +166,7 @@ def _declaration_findings(script: Script, text: bytes, plan: MatrixPlan) -> Iter
     if script.capability is None:
         message = 'primary_capability_id="…" is not assigned as a literal'
         yield _gate_finding(script, "capability", message, at)
-    elif plan.catalogs.knowing(script.capability) is None:
+    elif plan.catalogs.find_catalog(script.capability) is None:
         catalogs = ", ".join(catalog.key for catalog in plan.catalogs.known)
         message = f"capability {script.capability} is not in {catalogs}"
         yield _gate_finding(script, "capability", message, at)
@@ -216,16 +224,16 @@ async def _syntax_findings(script: Script) -> list[Finding]:
 
 async def _run_findings(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[Finding]:
     """Run every probe once and return what the runs show."""
-    collected = _Collected()
+    collected = _CollectedEmissions()
     leftovers = _Leftovers([cell.script for cell in plan.cells], watched)
     home = {"HOME": str(watched / "home")} if watched else {}
 
     def after(done: int, started: Cell | None) -> None:
         """Look for leftovers when a cell has ended."""
         if started is None:
-            leftovers.check(plan.cells[done - 1].script)
+            leftovers.check_leftovers(plan.cells[done - 1].script)
 
-    with staged(plan.folder, plan.workspace) as staging, _scratch_folder() as logs:
+    with stage_probes(plan.folder, plan.workspace) as staging, _scratch_folder() as logs:
         cells = tuple(
             replace(cell, env={**cell.env, **home, "STREAM_EMIT_LOG": f"{logs}/{n}"})
             for n, cell in enumerate(plan.cells)
@@ -238,7 +246,7 @@ async def _run_findings(plan: MatrixPlan, timeout: float, watched: Path | None) 
         finally:
             strays = Reaper.get().end_strays()
         counts = [_count_emit_calls(Path(logs, str(n))) for n in range(len(cells))]
-    findings = [_stray(name) for name in strays]
+    findings = [_stray_finding(name) for name in strays]
     builder = BoundaryBuilder(plan.catalogs, plan.descriptor)
     runs = zip(cells, collected.items, leftovers.found, counts, strict=True)
     for cell, emission, left, calls in runs:
@@ -255,7 +263,7 @@ async def _run_findings(plan: MatrixPlan, timeout: float, watched: Path | None) 
     return findings
 
 
-def _stray(name: str) -> Finding:
+def _stray_finding(name: str) -> Finding:
     message = f"one of the probes left a process behind: {name}"
     return Finding(rule="gate.left-processes", severity="error", message=message)
 
@@ -317,8 +325,8 @@ class _Leftovers:
         self._before = _folder_listing(watched)
         self._known = {path for script in scripts for path in _shared_leftovers(script)}
 
-    def check(self, script: Script) -> None:
-        """Look after a probe has ended, and clean the watched folder for the next one."""
+    def check_leftovers(self, script: Script) -> None:
+        """Look for leftovers of a probe that has ended, and clean the watched folder for the next."""
         shared = _shared_leftovers(script) - self._known
         self._known |= shared
         left = sorted(_folder_listing(self._watched) ^ self._before) + sorted(map(str, shared))

@@ -23,8 +23,8 @@ from stream.boundary.scripts import (
     Stop,
     choose_scripts,
     find_scripts,
-    launch,
-    staged,
+    launch_cell,
+    stage_probes,
     tree_of,
 )
 from stream.errors import InputError, SpawnError, UsageError, os_reason
@@ -72,7 +72,7 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
         descriptor,
         workspace,
         sandbox_mode,
-        tuple(_cell(script, mode, env, catalogs) for mode in modes for script in picked),
+        tuple(_make_cell(script, mode, env, catalogs) for mode in modes for script in picked),
         request.repeat,
         tuple(left_out),
         tuple(no_probes),
@@ -84,7 +84,7 @@ def _select_probes(
 ) -> tuple[list[Script], list[Script]]:
     """Return (the probes to run, the bundled ones of other catalogs). A script that is no probe
     runs only if it is named."""
-    known = set(catalogs.ids())
+    known = set(catalogs.capability_ids())
     for capability in request.capabilities:
         if capability not in known:
             raise UsageError(f"unknown capability: {capability} (see `stream matrix --list`)")
@@ -179,8 +179,8 @@ def _probe_environment(
 _SHELL_STATE = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "CDPATH", "POSIXLY_CORRECT")
 
 
-def _cell(script: Script, mode: str, env: dict[str, str], catalogs: Catalogs) -> Cell:
-    catalog = catalogs.for_capability(script.capability)
+def _make_cell(script: Script, mode: str, env: dict[str, str], catalogs: Catalogs) -> Cell:
+    catalog = catalogs.catalog_for_capability(script.capability)
     variables = {"FENCE_RUN_MODE": mode, "CATALOG_PATH": str(catalog.path)}
     return Cell(script, mode, catalog.key, {**env, **variables})
 
@@ -196,7 +196,7 @@ class StartedPlan(Struct):
 
     def head_start(self, stop: Stop) -> None:
         """Start the first cell of each slot before there is a loop to follow it."""
-        for slot, cell in enumerate(islice(self.plan.runs(), min(self.jobs, HEAD_START))):
+        for slot, cell in enumerate(islice(self.plan.planned_cells(), min(self.jobs, HEAD_START))):
             if stop.is_asked:
                 break
             # A failure repeats when the source runs the cell, and is reported there.
@@ -204,14 +204,14 @@ class StartedPlan(Struct):
                 tmpdir = self.staging.tmpdir(slot)
                 if tmpdir is not None:
                     tmpdir.mkdir(mode=0o700)
-                self.started[slot] = launch(cell, self.plan, self.staging, slot)
+                self.started[slot] = launch_cell(cell, self.plan, self.staging, slot)
 
 
 @contextmanager
 def start_plan(plan: MatrixPlan, jobs: int) -> Iterator[StartedPlan]:
     """Stage the probes of a plan, or raise StreamError if there is no place for that. On exit,
     end probes that nobody follows, and remove the staging folder."""
-    with staged(plan.folder, plan.workspace) as staging:
+    with stage_probes(plan.folder, plan.workspace) as staging:
         started = StartedPlan(plan, jobs, staging)
         try:
             yield started

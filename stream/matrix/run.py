@@ -67,12 +67,12 @@ class Matrix:
             report = await Pipeline((self.source,)).through(transformer).into(*sinks)
         finally:
             strays = Reaper.get().end_strays()
-        return self.result(sum(counts.passed for _, counts in report.transformers), strays)
+        return self.matrix_result(sum(counts.passed for _, counts in report.transformers), strays)
 
-    def result(self, recorded: int, strays: list[str]) -> MatrixResult:
+    def matrix_result(self, recorded: int, strays: list[str]) -> MatrixResult:
         """Return the result, once the pipeline has ended."""
         return MatrixResult(
-            cells=self._plan.plan.count,
+            cells=self._plan.plan.cell_count,
             recorded=recorded,
             results=dict(self.emit.results),
             failed=self.emit.failed,
@@ -86,8 +86,8 @@ def emit_words(words: Sequence[str]) -> bytes:
     """Return the record that the words of emit-record describe, or raise EmitError."""
     try:
         said = parse_words(list(_with_file_contents(words)))
-        catalogs = find_catalogs(said.text("--catalog"))
-        descriptor = find_descriptor(said.text("--boundary"))
+        catalogs = find_catalogs(said.text_of_flag("--catalog"))
+        descriptor = find_descriptor(said.text_of_flag("--boundary"))
         around = Host(system_name(), utf8(workspace_root()), declared_sandbox_mode())
         return BoundaryBuilder(catalogs, descriptor).from_flags(said, around)
     except StreamError as error:  # emit-record has one exit code for every error

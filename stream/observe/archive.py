@@ -89,7 +89,7 @@ async def archive_stream(
             raise InputError("(stdin): nothing came: there is nothing to archive")
         run = _run_of_records(route.run_ids, run_id)
         missing = files_of_stream(run, archive.read, route.feed_counts, route.counts.rejected)
-        if carried := boundaries.carried(route.boundary_keys):
+        if carried := boundaries.carried_descriptor(route.boundary_keys):
             missing[DESCRIPTOR_FILE] = carried
         return run, missing
 

@@ -28,7 +28,7 @@ class ProbeRecorder:
             AppendFile(settings.folder / BOUNDARY_FILE), settings.capture_policy.line
         )
         stop = Stop()
-        interrupts.listen_for_signals(lambda number: stop.ask())
+        interrupts.listen_for_signals(lambda number: stop.ask_to_stop())
         self._matrix = Matrix(started, timeout=timeout, stop=stop)
         self._descriptor = self._write_descriptor(started, settings)
 
@@ -53,7 +53,7 @@ class ProbeRecorder:
     def matrix_result(self) -> MatrixResult:
         """Say what the probes came to, once the run is over."""
         recorded = sum(self._matrix.emit.results.values())
-        return self._matrix.result(recorded, Reaper.get().end_strays())
+        return self._matrix.matrix_result(recorded, Reaper.get().end_strays())
 
     def _record_loss(self, why: str) -> None:
         self.troubles.append(f"the probes: {why}")

@@ -9,7 +9,15 @@ from itertools import chain
 from anyio import CancelScope, Condition, create_task_group, to_thread
 from msgspec import Struct, field
 
-from stream.boundary.scripts import Cell, MatrixPlan, Staging, Stop, launch, remove_empty, utf8
+from stream.boundary.scripts import (
+    Cell,
+    MatrixPlan,
+    Staging,
+    Stop,
+    launch_cell,
+    remove_empty,
+    utf8,
+)
 from stream.errors import OutputError, SpawnError, os_reason
 from stream.files.trees import remove_tree
 from stream.pipeline import Batch, Out
@@ -43,11 +51,11 @@ class ProbeSource(Struct):
 
     async def run(self, out: Out, /) -> None:
         """Run every cell and send its emission."""
-        queue = self.plan.runs()
+        queue = self.plan.planned_cells()
         line = _DeliveryQueue(out, self.as_completed, self.on_done)
         self.stop.on_ask = self._interrupt
         async with create_task_group() as workers:
-            for slot in range(min(self.jobs, self.plan.count)):
+            for slot in range(min(self.jobs, self.plan.cell_count)):
                 workers.start_soon(self._run_cells, slot, next(queue), queue, line)
         await line.deliver_rest()
 
@@ -84,7 +92,7 @@ class ProbeSource(Struct):
                         with suppress(OutputError):
                             await to_thread.run_sync(remove_tree, tmpdir)
                     tmpdir.mkdir(mode=0o700)
-                tree = launch(cell, self.plan, self.staging, slot)
+                tree = launch_cell(cell, self.plan, self.staging, slot)
         except SpawnError as error:
             return not_started(str(error))
         except OSError as error:  # a full disk, or an earlier probe that removed the folder

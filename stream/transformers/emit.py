@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from stream.boundary.builder import BoundaryBuilder
-from stream.boundary.flags import clip
+from stream.boundary.flags import clip_text
 from stream.boundary.output import ProbeOutput, Refused
 from stream.codec import (
     DECODE_ERRORS,
@@ -96,7 +96,7 @@ class Emit:
         if cell.mode not in descriptor.modes:
             modes = "|".join(descriptor.modes)
             return Fault(f"unknown run mode {cell.mode!r} (expected {modes})", "$.mode")
-        in_force = catalogs.for_capability(cell.capability).key
+        in_force = catalogs.catalog_for_capability(cell.capability).key
         if cell.catalog != in_force:
             reason = f"was run under catalog {cell.catalog!r}, here it is {in_force!r}"
             return Fault(f"{reason}: name the same one with --catalog", "$.catalog")
@@ -109,10 +109,10 @@ class Emit:
         """Make the boundary record of a cell, or one that says why its probe gave none."""
         output = ProbeOutput(cell)
         try:
-            line, result = output.record(self._recorder)
+            line, result = output.read_record(self._recorder)
         except Refused as refused:
             # It may quote the probe: nothing of it is obeyed by a terminal.
-            sentence = printable(clip(refused.sentence, 1000))
+            sentence = printable(clip_text(refused.sentence, 1000))
             self.failed += 1
             if self.failed <= MOST_FAILURES:
                 failure = ProbeFailure(printable(cell.probe), cell.mode, refused.reason, sentence)

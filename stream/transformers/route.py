@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from stream.archive.writer import FILE_PARTS, FilePart
-from stream.boundary.descriptors import Boundaries, key_of
+from stream.boundary.descriptors import Boundaries, descriptor_key_of
 from stream.codec import (
     DECODE_ERRORS,
     Lines,
@@ -157,10 +157,10 @@ class Route:
             name, decode = _LINES[contract]
             self._note_run_id(getattr(decode(line), "run_id", None), batch, index)
             return name
-        if contract is not None and self._boundaries.knows(contract):
-            if fault := self._boundaries.check(line, contract):
+        if contract is not None and self._boundaries.knows_pattern(contract):
+            if fault := self._boundaries.check_boundary(line, contract):
                 raise _UnroutableError(" - at `".join(filter(None, (fault.reason, fault.path))))
-            self.boundary_keys.add(key_of(line))
+            self.boundary_keys.add(descriptor_key_of(line))
             return BOUNDARY_FILE
         if contract in _DOCUMENTS:
             name, decode = _DOCUMENTS[contract]

@@ -59,7 +59,7 @@ class Validate:
         lines = batch.items
         self.counts.received += len(lines)
         # Nearly every line of nearly every stream is a good boundary object: one call each.
-        if not self._boundaries.are_good(lines):
+        if not self._boundaries.are_canonical(lines):
             return batches_by_kind(self._feed_line_by_line(lines), kind_of_item)
         self.counts.passed += len(lines)
         self.contracts[PATTERN_VERSION] += len(lines)

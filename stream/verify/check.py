@@ -78,10 +78,10 @@ async def run_check(
     @cache
     def contracts() -> Contracts:
         """Load the contracts that the records are held to."""
-        from stream.boundary.descriptors import carried_in, find_boundaries
+        from stream.boundary.descriptors import carried_descriptors_in, find_boundaries
         from stream.contracts import Contracts
 
-        return Contracts(find_boundaries(boundary, carried_in(target)))
+        return Contracts(find_boundaries(boundary, carried_descriptors_in(target)))
 
     if boundary:
         contracts()  # what cannot be used is said before anything is read

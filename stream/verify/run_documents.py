@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from stream.archive.chain import Tally
-from stream.boundary.descriptors import Descriptor, find_boundaries, make_carried
+from stream.boundary.descriptors import Descriptor, find_boundaries, make_carried_descriptor
 from stream.codec import (
     DECODE_ERRORS,
     LARGEST,
@@ -414,7 +414,7 @@ class DescriptorChecker:
             self._report.report_fault("limit.document", "it is too large", DESCRIPTOR_FILE)
         elif not self._report.is_too_deep(data, DESCRIPTOR_FILE):
             try:
-                self.descriptors.append(make_carried(parse_document(data), path))
+                self.descriptors.append(make_carried_descriptor(parse_document(data), path))
             except (InputError, ValueError) as error:
                 fault = split_json_path(str(error).removeprefix(f"{path}: "))
                 self._report.report_fault(

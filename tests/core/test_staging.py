@@ -59,7 +59,7 @@ def test_a_place_that_is_too_small_is_named(
     monkeypatch.setattr(Path, "mkdir", refused)
     with (
         pytest.raises(OutputError, match=rf"^{scratch}/stream-\w+: no space left on device$"),
-        scripts.staged(tmp_path / "probes", tmp_path / "probes"),
+        scripts.stage_probes(tmp_path / "probes", tmp_path / "probes"),
     ):
         pass
     assert list(scratch.iterdir()) == []

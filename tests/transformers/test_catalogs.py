@@ -304,18 +304,18 @@ def test_one_key_is_one_catalog(tmp_path: Path) -> None:
     (tree / "catalogs" / "c.json").write_text(json.dumps(own))
     catalogs = find_catalogs(None, tree)
     assert [catalog.key for catalog in catalogs.known] == ["macOS_codex_v1", "linux_agent_v1"]
-    assert catalogs.knowing("cap_mach_lookup_system_logger") is None
+    assert catalogs.find_catalog("cap_mach_lookup_system_logger") is None
 
 
 @pytest.mark.usefixtures("no_environment")
 def test_without_a_named_catalog_the_other_bundled_one_helps() -> None:
     catalogs = find_catalogs(None)
-    other = catalogs.knowing("cap_mach_lookup_system_logger")
+    other = catalogs.find_catalog("cap_mach_lookup_system_logger")
     assert other is not None
     assert other.key == "macOS_codex_v1"
-    assert "cap_mach_lookup_system_logger" in catalogs.ids()
+    assert "cap_mach_lookup_system_logger" in catalogs.capability_ids()
     named = find_catalogs(str(BUNDLE / "catalogs" / "linux_agent_v1.json"))
-    assert named.knowing("cap_mach_lookup_system_logger") is None
+    assert named.find_catalog("cap_mach_lookup_system_logger") is None
 
 
 def test_loading_names_the_file(tmp_path: Path) -> None:

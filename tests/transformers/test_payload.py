@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from stream.boundary.flags import (
     DEPTH,
     LIMIT,
-    clip,
     clip_encoded,
+    clip_text,
     fit_object,
     infer_errno,
-    snippet,
-    too_deep,
+    is_too_deep,
+    make_snippet,
 )
 from stream.records.boundary import SNIPPET
 from tests.sweeping import thorough
@@ -72,21 +72,21 @@ def test_a_payload_is_at_most_4_kb(
 
 
 def test_snippet() -> None:
-    assert snippet(None) is None
-    assert snippet("") == ""
-    assert snippet("a\0b") == "ab"
-    assert snippet("é" * SNIPPET) == "é" * SNIPPET
-    assert snippet("é" * (SNIPPET + 1)) == "é" * SNIPPET + "…"
-    assert snippet("\0" * 5000 + "x") == "x"
+    assert make_snippet(None) is None
+    assert make_snippet("") == ""
+    assert make_snippet("a\0b") == "ab"
+    assert make_snippet("é" * SNIPPET) == "é" * SNIPPET
+    assert make_snippet("é" * (SNIPPET + 1)) == "é" * SNIPPET + "…"
+    assert make_snippet("\0" * 5000 + "x") == "x"
 
 
 @given(st.text(max_size=1000) | st.integers(0, 900).map("\x01".__mul__))
 def test_a_snippet_is_small_whatever_is_in_it(text: str) -> None:
-    result = snippet(text)
+    result = make_snippet(text)
     assert result is not None
     assert len(result) <= SNIPPET + 1
     assert encoded_size(result) <= 1700
-    assert snippet(result) == result
+    assert make_snippet(result) == result
 
 
 @given(st.text(), st.integers(8, 60))
@@ -98,7 +98,7 @@ def test_within(text: str, limit: int) -> None:
 
 @given(st.text(st.characters(categories=["Cs", "L"])), st.integers(0, 20))
 def test_a_clipped_text_can_be_written(text: str, limit: int) -> None:
-    result = clip(text, limit)
+    result = clip_text(text, limit)
     result.encode()
     assert len(result) <= limit + 1
 
@@ -111,10 +111,10 @@ def make_nested(levels: int) -> Any:
 
 
 def test_too_deep() -> None:
-    assert not too_deep(make_nested(DEPTH))
-    assert too_deep(make_nested(DEPTH + 1))
-    assert too_deep(make_nested(5000))
-    assert not too_deep({"a": [], "b": {}})
+    assert not is_too_deep(make_nested(DEPTH))
+    assert is_too_deep(make_nested(DEPTH + 1))
+    assert is_too_deep(make_nested(5000))
+    assert not is_too_deep({"a": [], "b": {}})
 
 
 SENTENCES = {

@@ -257,9 +257,9 @@ def test_a_key_goes_with_its_own_pattern(key: object) -> None:
     own = make_own_builder(required='["schema_version"]', properties=_ANY_KEY).descriptor
     both = Boundaries([own, make_builder().descriptor], known_catalogs())
     value = line({"schema_version": "boundary_event_v2", "schema_key": key})
-    assert both.check(value, "boundary_event_v2") is not None
+    assert both.check_boundary(value, "boundary_event_v2") is not None
     good = line({"schema_version": "boundary_event_v2", "schema_key": "mine-v2"})
-    assert both.check(good, "boundary_event_v2") is None
+    assert both.check_boundary(good, "boundary_event_v2") is None
 
 
 _ANY_KEY = '{"schema_version": {"const": "boundary_event_v2"}, "schema_key": {}}'
