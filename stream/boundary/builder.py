@@ -24,7 +24,6 @@ from stream.boundary.flags import (
 from stream.codec import decode_fault
 from stream.errors import EmitError
 from stream.records.boundary import (
-    PATTERN_VERSION,
     UNKNOWN,
     Boundary,
     CapabilityContext,
@@ -40,6 +39,7 @@ from stream.records.boundary import (
     Status,
     encode_boundary,
 )
+from stream.records.control import PATTERN_VERSION
 
 AUTHOR = "stream"  #: of a record that the harness wrote in a probe's place
 

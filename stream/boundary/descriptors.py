@@ -27,7 +27,6 @@ from stream.codec import (
 from stream.errors import InputError, naming_variable
 from stream.records.boundary import (
     DESCRIPTOR,
-    PATTERN_VERSION,
     PAYLOAD,
     SNIPPET,
     UNKNOWN,
@@ -45,7 +44,7 @@ from stream.records.boundary import (
     decode_boundary,
     decode_shared,
 )
-from stream.records.control import Fault
+from stream.records.control import PATTERN_VERSION, Fault
 from stream.records.run import DESCRIPTOR_FILE
 
 #: where no defaults.json says otherwise

@@ -119,10 +119,10 @@ def _check_summary(answer: CheckResult) -> str:
 
 def _print_event_rules() -> int:
     """Print the rules of decision events, as `stream check` lists them."""
-    from stream.transformers.event_rules import RULES
+    from stream.transformers.event_rules import event_rules
 
-    width = max(map(len, RULES))
-    for name, rule in RULES.items():
+    width = max(map(len, event_rules()))
+    for name, rule in event_rules().items():
         note = "" if rule.severity == "error" else f" ({rule.severity})"
         echo(f"{name:{width}}  {rule.section:6}  {rule.sentence}{note}")
     return 0

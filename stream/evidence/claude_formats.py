@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
 from stream.errors import printable
-from stream.evidence.markers import HOOKS, LOG, OTEL, POLICY, STDOUT, ChannelBlock
 from stream.records.artifacts import SdkEventType
+from stream.records.channels import HOOKS, LOG, OTEL, POLICY, STDOUT, ChannelBlock
 
 Sdk = Literal["stream-json", "hooks", "otel"]  #: the channel that reports the tool calls of a run
 DECISION = "assay.tool.decision"  #: the type of a CloudEvent that decides about a tool call

@@ -22,9 +22,7 @@ from stream.evidence.attribution import (
 from stream.evidence.claude_formats import DECISION
 from stream.evidence.health import LayerCounts, make_health
 from stream.evidence.markers import (
-    HOOKS,
     TOOL_EVENTS,
-    UNSEEN,
     Call,
     EventCounts,
     calls_in_marker_order,
@@ -48,6 +46,7 @@ from stream.records.artifacts import (
     State,
     Window,
 )
+from stream.records.channels import HOOKS, UNSEEN
 from stream.records.kernel import RawCapture, kind_of_event
 
 OUTSIDE = "kernel_events_outside_every_window"  #: and there is no call that had one

@@ -20,12 +20,10 @@ from msgspec import Struct, field
 
 from stream.errors import printable
 from stream.records.artifacts import Marker, PolicyEvent, SdkEvent
+from stream.records.channels import COMMANDS, POLICY
 
 TOOL_EVENTS = ("tool_call_started", "tool_call_completed")
 HOOK_SOURCE = "claude-code-hooks"  #: the source of what was reported to the recorder's hook
-COMMANDS = "commands"  #: the channel of the wrappers
-STDOUT, LOG, HOOKS, OTEL, POLICY = "stdout", "log", "hooks", "otel", "policy"
-UNSEEN = "unseen"  #: why what came on a channel is not used: nobody was seen to write it
 _MOST_WRITERS = 10_000  #: of the policy log
 MarkerName = Literal["tool_call_started", "tool_call_completed"]
 EventCounts: TypeAlias = defaultdict[int, int]  #: events by event_type
@@ -41,23 +39,6 @@ class CallBoundary(Struct, frozen=True):
     offset_end: int  #: so many bytes came there, with its line
     arrived_ns: int
     command: str | None = None
-
-
-class ChannelBlock(Struct, frozen=True):
-    """Bytes of a channel on which an agent, or who decides for it, tells of tool calls."""
-
-    channel: str
-    data: bytes
-    arrived_ns: int = 0  #: by the kernel's monotonic clock
-
-
-class DroppedInput(Struct, frozen=True):
-    """Input about calls or decisions that could not be used, and is in no layer."""
-
-    channel: str
-    why: str
-    count: int
-    sentence: str
 
 
 def _empty_numbers() -> array[int]:

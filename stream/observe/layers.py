@@ -18,15 +18,8 @@ from msgspec import UNSET, Struct, field
 from stream.archive.chain import LAYERS, LayerFiles, encode_lines
 from stream.errors import number
 from stream.evidence.markers import (
-    COMMANDS,
-    HOOKS,
-    POLICY,
-    STDOUT,
     TOOL_EVENTS,
-    UNSEEN,
-    ChannelBlock,
     ChannelWrites,
-    DroppedInput,
     Writes,
     build_markers,
     conflicting_repeats,
@@ -43,6 +36,15 @@ from stream.records.artifacts import (
     Marker,
     RunnerFinished,
     RunnerStarted,
+)
+from stream.records.channels import (
+    COMMANDS,
+    HOOKS,
+    POLICY,
+    STDOUT,
+    UNSEEN,
+    ChannelBlock,
+    DroppedInput,
 )
 from stream.records.control import CHANNELS
 from stream.records.kernel import (

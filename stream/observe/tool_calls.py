@@ -10,11 +10,11 @@ from pathlib import Path
 from anyio import Event
 
 from stream.evidence.claude_formats import Sdk as Sdk
-from stream.evidence.markers import COMMANDS, POLICY, STDOUT, DroppedInput
 from stream.observe.settings import RunSettings
 from stream.pipeline import Deferred, LenientSource, LenientTransformer, Source, Transformer
 from stream.process.guard import Guard
 from stream.process.messages import Start
+from stream.records.channels import COMMANDS, POLICY, STDOUT, DroppedInput
 from stream.sources.tool_calls import DecisionLog, ToolCallChannels
 from stream.sources.tool_calls import missing_hook_programs as missing_hook_programs
 from stream.sources.wrappers import CommandLog, WrapperOutput

@@ -26,8 +26,6 @@ from stream.records.control import (
     Record,
 )
 
-PATTERN_VERSION: Literal["boundary_event_v1"] = "boundary_event_v1"
-
 Key = Annotated[str, Meta(pattern=KEY)]
 Status = Literal["success", "denied", "partial", "error"]
 SandboxMode = Literal["read-only", "workspace-write", "danger-full-access"]

@@ -43,6 +43,8 @@ Sha256 = Annotated[str, Meta(pattern=DIGEST)]
 
 
 GAP = "stream.gap.v1"
+#: The pattern of boundary objects that the bundled probes follow.
+PATTERN_VERSION: Literal["boundary_event_v1"] = "boundary_event_v1"
 
 
 class Record(Struct, tag_field="schema", forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from stream.records.boundary import PATTERN_VERSION
+from stream.records.control import PATTERN_VERSION
 
 SCHEMA_VERSION = "0.2"
 CLAUDE_CODE = "claude-code"

@@ -29,7 +29,6 @@ from anyio import Event, create_task_group, sleep, to_thread, wait_readable
 from msgspec import Struct, field
 
 from stream.errors import OutputError
-from stream.evidence.markers import STDOUT, ChannelBlock, DroppedInput
 from stream.files.append import write_all
 from stream.pipeline import Batch, Out
 from stream.process.cgroup import Cgroup
@@ -51,6 +50,7 @@ from stream.process.messages import (
 from stream.process.table import read_process
 from stream.process.tree import Containment, Reaper
 from stream.process.wrapper_scripts import Wrappers
+from stream.records.channels import STDOUT, ChannelBlock, DroppedInput
 from stream.records.control import CHANNELS
 from stream.records.run import STDERR_FILE, STDOUT_FILE, RunSummary, count_processes
 from stream.redaction.policy import CapturePolicy, OutputFile

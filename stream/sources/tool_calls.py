@@ -43,10 +43,10 @@ from msgspec import Struct
 
 from stream.errors import number, os_reason
 from stream.evidence.claude_formats import Sdk
-from stream.evidence.markers import HOOKS, LOG, OTEL, POLICY, ChannelBlock, DroppedInput
 from stream.files.append import open_new
 from stream.pipeline import Batch, Out
 from stream.process.machine import kernel_now
+from stream.records.channels import HOOKS, LOG, OTEL, POLICY, ChannelBlock, DroppedInput
 from stream.records.control import CHANNELS
 
 MOST = 16  #: connections at a time that have named our place

@@ -1,6 +1,6 @@
 """The rules of an agent run: every MUST of the contract that can be checked after the fact.
 
-`RULES` is one table: an id, the section of the contract, one sentence, and what it weighs. What
+`event_rules` is one table: an id, the section of the contract, one sentence, and its weight. What
 only says the type of a field follows from the types of `records.decision`. `read_event` reads a
 line as a DecisionEvent, and finds every rule that the event breaks by itself. The words by which a
 rule decides (phrases, sources, bounds) stand here as well.
@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -262,7 +262,7 @@ _SECTIONS = {
 }
 
 
-def _event_rules() -> Iterator[tuple[str, EventRule]]:
+def _all_event_rules() -> Iterator[tuple[str, EventRule]]:
     """Yield what the types of an event say, and what is written here, which says more."""
     for rule, words in shape_rules():
         above, dot, _ = rule.partition(".")
@@ -274,9 +274,11 @@ def _event_rules() -> Iterator[tuple[str, EventRule]]:
             yield rule, EventRule(section, sentence, severity)
 
 
-RULES: dict[str, EventRule] = dict(
-    sorted(dict(_event_rules()).items(), key=lambda one: one[1].section)
-)
+@cache
+def event_rules() -> dict[str, EventRule]:
+    """Return the rules of decision events by their ids, in the order of the contract's sections.
+    They take a while: a run that breaks none needs none."""
+    return dict(sorted(dict(_all_event_rules()).items(), key=lambda one: one[1].section))
 
 
 def read_event(line: bytes, profile: Profile) -> tuple[DecisionEvent, list[Fault]] | None:

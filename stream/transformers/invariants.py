@@ -48,9 +48,9 @@ from stream.transformers.event_rules import (
     COMMAND_LOG,
     COMMAND_LOG_FILE,
     REQUIRED,
-    RULES,
     SOURCES,
     event_name,
+    event_rules,
     lost_bytes_of,
     parse_event_time,
     read_event,
@@ -184,7 +184,8 @@ class Invariants:
 
     def _make_finding(self, fault: Fault, place: Location) -> Finding:
         """Make the finding of a fault in an event of an agent run, and count it."""
-        severity = RULES[fault.rule].severity if fault.rule in RULES else "error"
+        rule = event_rules().get(fault.rule)
+        severity = "error" if rule is None else rule.severity
         self.findings += 1
         self.errors += severity == "error"
         return Finding(

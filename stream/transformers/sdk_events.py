@@ -30,8 +30,9 @@ from stream.evidence.claude_formats import (
     producer_in_record,
     refused_calls_in,
 )
-from stream.evidence.markers import HOOKS, OTEL, STDOUT, CallBoundary, MarkerName
+from stream.evidence.markers import CallBoundary, MarkerName
 from stream.records.artifacts import SDK_EVENT, SdkEvent, SdkEventType
+from stream.records.channels import HOOKS, OTEL, STDOUT
 from stream.records.control import has_text
 
 #: What the child is given, by the reference's names.

@@ -35,17 +35,10 @@ from stream.evidence.claude_formats import (
     producer_in_record,
 )
 from stream.evidence.command_lines import command_digest_of
-from stream.evidence.markers import (
-    HOOKS,
-    OTEL,
-    POLICY,
-    STDOUT,
-    CallBoundary,
-    ChannelBlock,
-    DroppedInput,
-)
+from stream.evidence.markers import CallBoundary
 from stream.pipeline import Batch, Counts
 from stream.records.artifacts import PolicyEvent, SdkEvent
+from stream.records.channels import HOOKS, OTEL, POLICY, STDOUT, ChannelBlock, DroppedInput
 from stream.records.control import CHANNELS, TITLE, has_text
 from stream.redaction.policy import CapturePolicy
 from stream.transformers.sdk_events import SdkLayer, SdkObservation, log_environment

@@ -26,8 +26,7 @@ from stream.codec import (
     repeated_key,
 )
 from stream.pipeline import Batch, Counts, batches_by_kind
-from stream.records.boundary import PATTERN_VERSION
-from stream.records.control import LINES, Control, Fault, Finding, kind_of_item
+from stream.records.control import LINES, PATTERN_VERSION, Control, Fault, Finding, kind_of_item
 
 if TYPE_CHECKING:
     from stream.contracts import Contracts
@@ -137,10 +136,10 @@ class Validate:
     def _check_event_alone(self, faults: list[Fault]) -> Fault | None:
         """Judge an event by itself: `check` holds a run together, and tells of what is only
         recommended."""
-        from stream.transformers.event_rules import RULES
+        from stream.transformers.event_rules import event_rules
 
         for fault in faults:
-            if RULES[fault.rule].severity == "error":
+            if event_rules()[fault.rule].severity == "error":
                 return fault
         self.contracts[EVENT] += 1
         return None

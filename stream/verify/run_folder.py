@@ -50,7 +50,7 @@ from stream.records import run
 from stream.records.artifacts import COMPANION_FILE, DETAIL_FILE, EVIDENCE_FILES, KERNEL_FILE
 from stream.records.control import FINDINGS, LINES, Fault, Finding
 from stream.records.run import FsChange, Manifest, Profile, RunMetadata, RunSummary, decode_change
-from stream.transformers.event_rules import RULES, event_name, event_object_in, lost_bytes_of
+from stream.transformers.event_rules import event_name, event_object_in, event_rules, lost_bytes_of
 from stream.transformers.validate import Validate
 from stream.workspace.patch import GitError, why_patch_inapplicable, why_patch_unreadable
 
@@ -539,7 +539,7 @@ def _run_finding(
     """Make a finding about a file of a run folder, with the severity of its rule."""
     return Finding(
         rule=rule,
-        severity=RULES[rule].severity,
+        severity=event_rules()[rule].severity,
         message=_utf8_text(message),
         source=_utf8_text(str(where)),
         line=line or UNSET,

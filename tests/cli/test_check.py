@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stream.transformers.event_rules import RULES
+from stream.transformers.event_rules import event_rules
 from tests.cli.command import Place
 from tests.folders import Folder
 from tests.transformers.runs import encoded, good_run, published
@@ -106,8 +106,8 @@ def test_rules(place: Place) -> None:
     done = place.stream("check", "--rules")
     rows = done.out.decode().splitlines()
     assert done.code == 0
-    assert [row.split()[0] for row in rows] == list(RULES)
-    for row, rule in zip(rows, RULES.values(), strict=True):
+    assert [row.split()[0] for row in rows] == list(event_rules())
+    for row, rule in zip(rows, event_rules().values(), strict=True):
         assert rule.sentence in row
 
 

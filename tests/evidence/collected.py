@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stream.evidence.claude_formats import Sdk
-from stream.evidence.markers import STDOUT, ChannelBlock
 from stream.pipeline import Batch
+from stream.records.channels import STDOUT, ChannelBlock
 from stream.records.control import CHANNELS
 from stream.redaction.policy import CapturePolicy
 from stream.transformers.tool_events import ToolCallCollector

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.evidence.claude_formats import DECISION
-from stream.evidence.markers import OTEL, POLICY, STDOUT
 from stream.records.artifacts import PolicyEvent
+from stream.records.channels import OTEL, POLICY, STDOUT
 from stream.records.control import has_text
 from stream.transformers.tool_events import DENIAL, EXPORTED, PERMISSION
 from tests.evidence.collected import collect_events, feed_channel, list_problems, make_collector

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from stream.codec import MAX_LINE
 from stream.evidence.claude_formats import MOST_NAME, AgentRecords
-from stream.evidence.markers import HOOKS, LOG, OTEL, STDOUT, ChannelBlock
 from stream.records.artifacts import SDK_EVENT, SdkEvent
+from stream.records.channels import HOOKS, LOG, OTEL, STDOUT, ChannelBlock
 from stream.transformers.sdk_events import log_environment
 from stream.transformers.tool_events import ToolCallCollector
 from tests.evidence.collected import collect_events, feed_channel, list_problems, make_collector

@@ -16,7 +16,7 @@ from stream.codec import LineSplitter, TornLine
 from stream.records.control import Control, Finding, Reject
 from stream.records.decision import SLOTS, is_event
 from stream.records.run import Profile
-from stream.transformers.event_rules import MOST_EVIDENCE, RULES, read_event
+from stream.transformers.event_rules import MOST_EVIDENCE, event_rules, read_event
 from stream.transformers.invariants import Invariants
 from tests.core.properties import check_batch_independence
 from tests.sweeping import thorough
@@ -355,7 +355,7 @@ def test_a_rule_that_alone_is_broken_is_found_alone(rule: str, change: Change) -
     run = good_run()
     items = change(run)
     (finding,) = find_findings(encoded(run) if items is None else items)
-    assert (finding.rule, finding.severity) == (rule, RULES[rule].severity)
+    assert (finding.rule, finding.severity) == (rule, event_rules()[rule].severity)
     assert finding.message
     assert finding.source == ("empty" if items == [] else "events.jsonl")
 
@@ -570,4 +570,4 @@ def test_what_cannot_be_used_is_false(one: Event) -> None:
     for value in (event.event_id, event.trace_id, event.span_id, event.session.run_id):
         assert not value or isinstance(value, str)
     assert all(isinstance(one.metadata, dict) for one in event.agent_action.artifacts)
-    assert all(fault.rule in RULES for fault in faults)
+    assert all(fault.rule in event_rules() for fault in faults)
