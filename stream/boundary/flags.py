@@ -25,7 +25,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def clip_text(text: str, limit: int = TEXT) -> str:
-    """Cut a text, with a mark that shows it, and make it fit for UTF-8, which a path need not be."""
+    """Cut a text, with a mark that shows it, and make it fit for UTF-8: a path need not be."""
     if not text.isascii():
         text = _SURROGATES.sub("\ufffd", text)
     return text if len(text) <= limit else text[:limit] + CUT

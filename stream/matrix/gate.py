@@ -326,7 +326,7 @@ class _Leftovers:
         self._known = {path for script in scripts for path in _shared_leftovers(script)}
 
     def check_leftovers(self, script: Script) -> None:
-        """Look for leftovers of a probe that has ended, and clean the watched folder for the next."""
+        """Look for leftovers of a probe that has ended, and clean the folder for the next one."""
         shared = _shared_leftovers(script) - self._known
         self._known |= shared
         left = sorted(_folder_listing(self._watched) ^ self._before) + sorted(map(str, shared))
