@@ -196,7 +196,10 @@ class KernelRecorder:
             policy_log=None if calls.policy_log is None else self._path_in_layers(calls.policy_log),
         )
         folder, policy = self._settings.folder, self._settings.capture_policy
-        agent, command = policy.value(self._settings.agent.id), policy.words(self._settings.argv)
+        agent, command = (
+            policy.redact_value(self._settings.agent.id),
+            policy.redact_words(self._settings.argv),
+        )
         runner = runner_events(summary, agent, command, calls.env_names)
         self.artifacts = record_artifacts(folder, self._files, calls.collector, result, runner)
         self._troubles += self.artifacts.troubles
@@ -208,7 +211,7 @@ class KernelRecorder:
     def _path_in_layers(self, path: Path) -> str:
         """Return a path as the kernel layer has it."""
         real = os.fsencode(os.path.realpath(path))
-        return str(self._settings.capture_policy.value(path_text(real)))
+        return str(self._settings.capture_policy.redact_value(path_text(real)))
 
     def _whole_capture(self, ending: CommandEnding) -> RawCapture:
         """Return the counters of the feed. Where it never read them, or what it saw could not be

@@ -25,7 +25,7 @@ class ProbeRecorder:
     ) -> None:
         self.troubles: list[str] = []  #: what is lost of what belongs to the record
         self.boundary = BoundaryFile(
-            AppendFile(settings.folder / BOUNDARY_FILE), settings.capture_policy.line
+            AppendFile(settings.folder / BOUNDARY_FILE), settings.capture_policy.redact_line
         )
         stop = Stop()
         interrupts.listen_for_signals(lambda number: stop.ask_to_stop())

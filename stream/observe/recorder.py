@@ -155,7 +155,7 @@ class RunPhases:
         await out.send(Batch(EVENTS, [line]))
 
     def _record_loss(self, what: str) -> None:
-        self.summary.incomplete.append(self._settings.capture_policy.value(what))
+        self.summary.incomplete.append(self._settings.capture_policy.redact_value(what))
 
     async def _run_started(self) -> PhaseEvent:
         """Write the run's metadata, and announce the run."""
@@ -314,8 +314,8 @@ class RunPhases:
         self._record_foreign_files()
         try:
             events = Beginning(self._journal.size, self._journal.sha256)
-            see = self._settings.capture_policy.value
-            self.summary.redacted = self._settings.capture_policy.replaced()
+            see = self._settings.capture_policy.redact_value
+            self.summary.redacted = self._settings.capture_policy.count_replaced()
             summary = write_document(folder / SUMMARY_FILE, see(msgspec.to_builtins(self.summary)))
             self.files[SUMMARY_FILE] = summary
             artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))

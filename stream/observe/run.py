@@ -74,7 +74,7 @@ async def run_observe(
             mode=settings.workspace_mode,
             source=settings.source,
             leave_out=settings.leave_out,
-            redactor=settings.capture_policy.contents,
+            redactor=settings.capture_policy.content_redactor,
             is_interrupted=lambda: bool(interrupts.numbers),
             on_progress=on_progress,
             on_warning=on_warning,

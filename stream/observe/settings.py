@@ -59,7 +59,7 @@ from stream.records.run import (
     WorkspaceMode,
     check_run_id,
 )
-from stream.redaction.policy import CapturePolicy, Redactor, digest
+from stream.redaction.policy import CapturePolicy, Redactor, sha256_digest
 from stream.sources.agent import CEILINGS
 
 #: whose span an event is in; None is the root
@@ -155,7 +155,7 @@ class EventTrace:
             value[key] = self._censor(value[key])
         for artifact in value["agent_action"]["artifacts"]:
             if artifact["content_ref"] is None:  # of what is written, without its secrets
-                artifact["hash"] = digest(encode_event(artifact["metadata"]))
+                artifact["hash"] = sha256_digest(encode_event(artifact["metadata"]))
         return encode_event(value)
 
 
@@ -248,7 +248,7 @@ class RunSettings(Struct, kw_only=True):
 
     def run_metadata(self, version: Version, clock: Clock) -> RunMetadata:
         """Describe the run for metadata.json."""
-        see = self.capture_policy.value
+        see = self.capture_policy.redact_value
         return RunMetadata(
             run_id=self.run_id,
             session_id=see(self.scenario.id),
@@ -260,7 +260,7 @@ class RunSettings(Struct, kw_only=True):
             agent_version=see(version.text),
             agent_known_by=self.agent.known_by,
             version_known_by=version.known_by,
-            argv=self.capture_policy.words(self.argv),
+            argv=self.capture_policy.redact_words(self.argv),
             environment=self.environment,
             capture_mode=self.capture_policy.mode,
             workspace_mode=self.workspace_mode,
@@ -274,7 +274,7 @@ class RunSettings(Struct, kw_only=True):
         """Describe the agent's process before there is one."""
         return {
             "cwd": str(self.workspace),
-            "argv": self.capture_policy.words(self.argv),
+            "argv": self.capture_policy.redact_words(self.argv),
             "agent_known_by": self.agent.known_by,
             "version_known_by": version.known_by,
             "start": start,
@@ -286,14 +286,16 @@ class RunSettings(Struct, kw_only=True):
         self, version: Version, clock: Clock, write: Callable[[bytes], object]
     ) -> EventTrace:
         """Start the trace of the run, whose lines go to `write`."""
-        scenario, see = self.scenario, self.capture_policy.value
+        scenario, see = self.scenario, self.capture_policy.redact_value
         context = {
             key: value
             for key, value in scenario.parameters.items()
             if key in ("language", "test_framework", "package_manager")
         }
         if self.capture_policy.mode == "hashed" and scenario.request != UNKNOWN:
-            context["user_request_hash"] = digest(scenario.request.encode(errors="surrogateescape"))
+            context["user_request_hash"] = sha256_digest(
+                scenario.request.encode(errors="surrogateescape")
+            )
         return EventTrace(
             Session(
                 see(scenario.id),
@@ -304,7 +306,7 @@ class RunSettings(Struct, kw_only=True):
             ),
             Request(
                 os.urandom(16).hex(),
-                self.capture_policy.request(scenario.request),
+                self.capture_policy.redact_request(scenario.request),
                 [Constraint(see(one.id), one.type, see(one.rule)) for one in scenario.constraints],
                 context,
             ),
@@ -324,7 +326,7 @@ class RunSettings(Struct, kw_only=True):
             ),
             clock=clock,
             write=write,
-            censor=self.capture_policy.value,
+            censor=self.capture_policy.redact_value,
         )
 
 
@@ -333,7 +335,7 @@ def write_document(path: Path, document: Any) -> RecordedFile:
     data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
     with reporting(path, OutputError), create_private_file(path) as file:
         file.write(data)
-    return RecordedFile(digest(data).removeprefix("sha256:"), len(data), len(data))
+    return RecordedFile(sha256_digest(data).removeprefix("sha256:"), len(data), len(data))
 
 
 def write_manifest(

@@ -23,11 +23,11 @@ from stream.redaction.values import (
     MAYBE,
     START,
     SURE,
-    Found,
-    Next,
-    Quote,
-    piece,
+    AskLater,
+    OpeningQuote,
+    Secret,
     unquoted_end,
+    value_piece,
 )
 
 _ROW = AHEAD - 2 * LOOK  #: bytes of the longest row
@@ -107,17 +107,17 @@ _BASIC = re.compile(rb"[A-Za-z0-9+/_-]{8,512}={0,2}\Z")
 _ATTRIBUTE = re.compile(rb"(?i)(?:name|key|id)[ \t]{0,2}=[ \t]{0,2}\\{0,7}[\"'][^\"'\s]{0,64}\Z")
 
 
-def assigned_secret(text: bytes, place: int) -> Iterator[Found | Next]:
-    """Find the value that is given to the name around a place."""
-    before = _NAME_BACKWARDS.match(text[max(place - 64, 0) : place][::-1])
-    start = place - (before.end() if before else 0)
-    rest = _COLOUR_REST.match(text, start, place)
+def assigned_secret(text: bytes, position: int) -> Iterator[Secret | AskLater]:
+    """Find the value that is given to the name around a position."""
+    before = _NAME_BACKWARDS.match(text[max(position - 64, 0) : position][::-1])
+    start = position - (before.end() if before else 0)
+    rest = _COLOUR_REST.match(text, start, position)
     if rest and _COLOUR_BEFORE.search(text, max(start - 24, 0), rest.end()):
         start = rest.end()
     name = _name_at(text, start)
-    if name and start + name[0] > place:
+    if name and start + name[0] > position:
         end, level = start + name[0], name[1]
-    elif two := _TWO_WORDS.match(text, place):
+    elif two := _TWO_WORDS.match(text, position):
         end, level = two.end(), LIKELY
     else:
         return
@@ -130,21 +130,21 @@ def assigned_secret(text: bytes, place: int) -> Iterator[Found | Next]:
         yield from _find_table_header(text, start, end)
 
 
-def _repeats_name(name: bytes, found: Found, text: bytes) -> bool:
+def _repeats_name(name: bytes, found: Secret, text: bytes) -> bool:
     """Return whether the value repeats the words of the name: `private_key: Ed25519PrivateKey`."""
     if found.until is None or not _TWO.search(name):
         return False
-    value = piece(text, found.start, found.until)
+    value = value_piece(text, found.start, found.until)
     return _SIGNS.sub(b"", name).lower() in _SIGNS.sub(b"", value).lower()
 
 
 def _level_of(name: bytes) -> int | None:
     """Return how sure it is that the value of such a name is a secret; None if it is none."""
     found = _WHOLE.match(name.strip().replace(b" ", b"_"))
-    return None if found is None else _level(found)
+    return None if found is None else _level_of_match(found)
 
 
-def _level(name: re.Match[bytes]) -> int:
+def _level_of_match(name: re.Match[bytes]) -> int:
     return SURE if name["sure"] else LIKELY if name["likely"] else MAYBE
 
 
@@ -164,10 +164,10 @@ def _name_at(text: bytes, start: int) -> tuple[int, int] | None:
 @lru_cache(maxsize=4096)
 def _known_name(before: bytes, run: bytes) -> tuple[int, int] | None:
     found = _NAME.match(before + run, len(before))
-    return (found.end() - len(before), _level(found)) if found else None
+    return (found.end() - len(before), _level_of_match(found)) if found else None
 
 
-def _find_assigned_secret(text: bytes, start: int, end: int, level: int) -> Found | None:
+def _find_assigned_secret(text: bytes, start: int, end: int, level: int) -> Secret | None:
     """Find the secret behind a name that promises one: quoted, behind an option, or bare."""
     name = text[start:end]
     is_option = name.startswith(b"-") and len(name) > 4
@@ -180,19 +180,19 @@ def _find_assigned_secret(text: bytes, start: int, end: int, level: int) -> Foun
     mark = gap["mark"] or b":" if "mark" in gap.re.groupindex else gap[0]
     phrase = _PHRASE.match(text, gap.end()) if mark == b":" and level == SURE else None
     if phrase and not _is_prose(phrase[1]):
-        return Found("password", phrase.start(1), phrase.end(1))
-    quote = Quote(text, gap.end())
+        return Secret("password", phrase.start(1), phrase.end(1))
+    quote = OpeningQuote(text, gap.end())
     if quote.until:
-        value = piece(text, quote.start, quote.until)
+        value = value_piece(text, quote.start, quote.until)
         is_template = quote.is_template and b"{" in value
         if name.lower().endswith(b"auth"):
-            good = _is_basic(value)
+            good = _is_basic_auth(value)
         else:
             good = values.is_quoted_secret(value, level if not is_option else SURE)
         if name.isupper() and tight and not name.endswith(b"AUTH"):  # of a shell
             good = good or values.is_strict_secret(value, level, is_upper=True)
         if good and not is_template:
-            return Found("password", quote.start, quote.start, quote.until)
+            return Secret("password", quote.start, quote.start, quote.until)
         return None
     return _find_unquoted_secret(
         text, start, quote.start, mark, name, level, is_option=is_option, tight=tight
@@ -203,15 +203,15 @@ def _is_prose(phrase: bytes) -> bool:
     return any(word in values.PROSE for word in re.split(rb"[ -]", phrase))
 
 
-def _is_basic(value: bytes) -> bool:
+def _is_basic_auth(value: bytes) -> bool:
     """Return whether it is `user:password` in base64: the name `auth` alone is not enough."""
-    whole = values.from_base64(value) if _BASIC.match(value) else None
+    whole = values.decoded_base64(value) if _BASIC.match(value) else None
     if whole is None:
         return False
     return (b":" in whole and whole.isascii()) or (values.is_mixed(value) and len(value) >= 20)
 
 
-def _find_stated_secret(text: bytes, start: int, end: int, level: int) -> Found | None:
+def _find_stated_secret(text: bytes, start: int, end: int, level: int) -> Secret | None:
     """Find a value in an element of XML or HTML, in a netrc, after `setenv`, or in a sentence."""
     cell = _CELL.match(text, end)
     in_element = (
@@ -222,9 +222,9 @@ def _find_stated_secret(text: bytes, start: int, end: int, level: int) -> Found 
     if cell and (in_element or cell[0] != b">"):
         if cell[0].endswith(b'">') and not _ATTRIBUTE.search(text, max(start - 80, 0), end):
             return None
-        value = piece(text, cell.end(), values.ELEMENT_END)
+        value = value_piece(text, cell.end(), values.ELEMENT_END)
         good = values.is_quoted_secret(value, SURE if level == SURE else LIKELY)
-        return Found("password", cell.end(), cell.end(), values.ELEMENT_END) if good else None
+        return Secret("password", cell.end(), cell.end(), values.ELEMENT_END) if good else None
     if level == SURE and _LOGIN.search(text, max(start - 160, 0), start):
         return values.secret_at(text, end + 1, SURE)
     if text[end : end + 1] in (b" ", b"\t") and _SETS.search(text, max(start - 80, 0), start):
@@ -232,49 +232,49 @@ def _find_stated_secret(text: bytes, start: int, end: int, level: int) -> Found 
     sentence = _IS.match(text, end)
     if sentence:
         until = unquoted_end(text, sentence.end())
-        value = piece(text, sentence.end(), until).rstrip(b".,;:!?)")
+        value = value_piece(text, sentence.end(), until).rstrip(b".,;:!?)")
         good = not values.is_no_secret(value) and len(value) >= (6 if level == SURE else 12)
         good = good and (values.is_special_value(value) or values.is_random(value))
         good = good or (value.count(b"-") > 2 and values.is_mixed(value) and len(value) >= 16)
         good = good or values.is_base64(value)
         good = good or (level == SURE and value.isalnum() and bool(re.search(rb"[0-9]", value)))
-        return Found("password", sentence.end(), sentence.end(), until) if good else None
+        return Secret("password", sentence.end(), sentence.end(), until) if good else None
     return None
 
 
 def _find_unquoted_secret(
     text: bytes,
     start: int,
-    place: int,
+    position: int,
     mark: bytes,
     name: bytes,
     level: int,
     *,
     is_option: bool,
     tight: bool,
-) -> Found | None:
+) -> Secret | None:
     """Find a value without quotes: in code that is a name more often than a secret."""
     before = text[start - 1 : start]
     in_query = before in (b"?", b"&") and mark == b"="
     shell = (mark == b"=" and tight and (name.isupper() or is_option)) or mark == b"\0"
     header_line = mark == b":" and name.lower().startswith((b"x-", b"private-"))
-    until = unquoted_end(text, place, in_query)
-    value = piece(text, place, until)
+    until = unquoted_end(text, position, in_query)
+    value = value_piece(text, position, until)
     if mark in _COMPARISONS:
         return None
     if name.lower().endswith(b"auth"):
-        return Found("password", place, place, until) if _is_basic(value) else None
+        return Secret("password", position, position, until) if _is_basic_auth(value) else None
     if in_query or shell or header_line:
         good = values.is_strict_secret(value, level, name.isupper())
     else:
-        code = values.code_piece(text, place)
+        code = values.code_piece(text, position)
         good = values.is_unquoted_secret(value, code, level, equals=mark == b"=")
         if not good and level == SURE and values.is_word_secret(value):
             line = _LINE.search(text, max(start - 48, 0), start)
-            good = bool(line and _LINE_REST.match(text, place + len(value)))
+            good = bool(line and _LINE_REST.match(text, position + len(value)))
             alone = mark == b"=" and tight and before in (b" ", b"")
-            good = good or (alone and _TIGHT_REST.match(text, place + len(value)) is not None)
-    return Found("password", place, place, until) if good else None
+            good = good or (alone and _TIGHT_REST.match(text, position + len(value)) is not None)
+    return Secret("password", position, position, until) if good else None
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ _FIELD_LEFT = re.compile(rb"[ ]*(?:\\{0,7}\")?")
 _FIELD_RIGHT = re.compile(rb"(?:\\{0,7}\")?[ ]*\Z")
 
 
-class _Table(Struct, frozen=True):
+class _SecretTable(Struct, frozen=True):
     """A table, as its first row describes it."""
 
     separator: bytes
@@ -315,7 +315,7 @@ class _Table(Struct, frozen=True):
     starts: tuple[int, ...]  #: where in its line each heading begins
 
 
-def _find_table_header(text: bytes, start: int, end: int) -> Iterator[Next]:
+def _find_table_header(text: bytes, start: int, end: int) -> Iterator[AskLater]:
     """Ask for the rows of a table, where the name is a heading in its first row."""
     separator = _column_separator(text, start, end)
     if not separator:
@@ -345,8 +345,9 @@ def _find_table_header(text: bytes, start: int, end: int) -> Iterator[Next]:
     if not columns:
         return
     starts = tuple(indent + left for left, _ in spans)
-    yield Next(
-        line_end.end(), partial(_find_row_secrets, _Table(separator, len(fields), columns, starts))
+    yield AskLater(
+        line_end.end(),
+        partial(_find_row_secrets, _SecretTable(separator, len(fields), columns, starts)),
     )
 
 
@@ -360,60 +361,62 @@ def _column_separator(text: bytes, start: int, end: int) -> bytes:
 
 def _row_fields(line: bytes, separator: bytes) -> list[tuple[int, int]]:
     """Return where the fields of a row are, without their quotes and blanks."""
-    places: list[tuple[int, int]] = []
-    place = 0
-    while len(places) <= MOST_COLUMNS:
-        found = _FIELDS[separator].match(line, place)
+    positions: list[tuple[int, int]] = []
+    position = 0
+    while len(positions) <= MOST_COLUMNS:
+        found = _FIELDS[separator].match(line, position)
         assert found
         start, end = found.span(1)
         left = _FIELD_LEFT.match(line, start, end)
         begin = left.end() if left else start
         right = _FIELD_RIGHT.search(line, begin, end)
-        places.append((begin, right.start() if right else end))
+        positions.append((begin, right.start() if right else end))
         if found.end() == found.end(1):
             break
-        place = found.end()
-    return places
+        position = found.end()
+    return positions
 
 
-def _find_row_secrets(table: _Table, text: bytes, place: int) -> Iterator[Found | Next]:
+def _find_row_secrets(
+    table: _SecretTable, text: bytes, position: int
+) -> Iterator[Secret | AskLater]:
     """Find the secrets in a row of a table, and ask for the next row."""
-    ending = _BREAK.search(text, place, place + _ROW)
+    ending = _BREAK.search(text, position, position + _ROW)
     end = ending.start() if ending else len(text)
-    if end - place > _ROW:
+    if end - position > _ROW:
         return
-    line = text[place:end]
+    line = text[position:end]
     if not _BORDER.match(line):
         cut = None if line.lstrip().startswith(b'"') else _STRING_END.search(line)
-        places = _row_cells(line[: cut.start()] if cut else line, table)
-        if not places:
+        positions = _row_cells(line[: cut.start()] if cut else line, table)
+        if not positions:
             return
         for column, level in table.columns:
-            start, stop = places[column]
+            start, stop = positions[column]
             value = line[start:stop]
             if value and _is_secret_cell(value, level):
-                yield Found("password", place + start, place + stop)
+                yield Secret("password", position + start, position + stop)
         if cut:
             return
     if ending:
-        yield Next(ending.end(), partial(_find_row_secrets, table))
+        yield AskLater(ending.end(), partial(_find_row_secrets, table))
 
 
-def _row_cells(line: bytes, table: _Table) -> list[tuple[int, int]]:
+def _row_cells(line: bytes, table: _SecretTable) -> list[tuple[int, int]]:
     """Return where the cells of a row are; none if it is no row.
 
     Between blanks a cell may be empty or fill its column, and begins where its heading does, or
     behind that after one that was too long. What stands below the first heading alone is any line.
     """
-    places = _row_fields(line, table.separator)
-    if len(places) == table.count:
-        return places
+    positions = _row_fields(line, table.separator)
+    if len(positions) == table.count:
+        return positions
     if table.separator != b" ":
         return []
     words = {found.start(): found.end() for found in _WORD.finditer(line)}
     if len(words) == table.count and all(map(int.__ge__, words, table.starts)):
         return [*words.items()]
-    starts = {left for left, right in places if left < right}
+    starts = {left for left, right in positions if left < right}
     if not starts <= set(table.starts) or starts <= {table.starts[0]}:
         return []
     return [(start, words.get(start, start)) for start in table.starts]
@@ -449,48 +452,48 @@ _INDENT = re.compile(rb"(?:^|\n|\\{1,7}n)([ \t+>|-]{0,40})\Z")
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}\Z")
 
 
-def kubernetes_secrets(text: bytes, place: int) -> Iterator[Found | Next]:
+def kubernetes_secrets(text: bytes, position: int) -> Iterator[Secret | AskLater]:
     """Find what stands below `data:` and `stringData:`, whatever its keys are called."""
-    data = START.match(text, place) and _YAML_DATA.match(text, place)
+    data = START.match(text, position) and _YAML_DATA.match(text, position)
     pair = _YAML_PAIR if data else _JSON_PAIR
-    data = data or (START.match(text, place) and _JSON_DATA.match(text, place))
+    data = data or (START.match(text, position) and _JSON_DATA.match(text, position))
     if not data:
         return
-    kinds = _kubernetes_kinds(text, place)
+    kinds = _kubernetes_kinds(text, position)
     if b"Secret" in kinds or (not kinds and pair is _YAML_PAIR):
-        before = _INDENT.search(text, max(place - 48, 0), place)
+        before = _INDENT.search(text, max(position - 48, 0), position)
         indent = len(before[1]) if before else 0
         yield from _find_pair_secret(pair, indent, b"Secret" in kinds, text, data.end())
 
 
-def _kubernetes_kinds(text: bytes, place: int) -> set[bytes]:
+def _kubernetes_kinds(text: bytes, position: int) -> set[bytes]:
     """Return the kinds of the document around, as far as the rule sees."""
-    before = text[max(place - BEHIND, 0) : place].rpartition(b"\n---")[2]
-    after = text[place : place + AHEAD].partition(b"\n---")[0]
+    before = text[max(position - BEHIND, 0) : position].rpartition(b"\n---")[2]
+    after = text[position : position + AHEAD].partition(b"\n---")[0]
     return {found[1] for piece in (before, after) for found in _KIND.finditer(piece)}
 
 
 def _find_pair_secret(
-    pair: re.Pattern[bytes], indent: int, is_secret: bool, text: bytes, place: int
-) -> Iterator[Found | Next]:
+    pair: re.Pattern[bytes], indent: int, is_secret: bool, text: bytes, position: int
+) -> Iterator[Secret | AskLater]:
     """Find the secret of one pair below `data:` in Kubernetes, and ask for the next pair."""
-    found = pair.match(text, place, place + _ROW)
+    found = pair.match(text, position, position + _ROW)
     if not found or (pair is _YAML_PAIR and len(found[1]) <= indent):
         return
     value = found["value"]
     start, end = found.span("value")
     if value and (is_secret or _is_readable(value)) and not values.is_no_secret(value):
-        yield Found("kubernetes", start, end, None if end < place + _ROW else _PAIR_END)
+        yield Secret("kubernetes", start, end, None if end < position + _ROW else _PAIR_END)
     if pair is _YAML_PAIR:
-        ending = _BREAK.search(text, end, place + _ROW)
+        ending = _BREAK.search(text, end, position + _ROW)
         if ending and _PAIR_REST.fullmatch(text, end, ending.start()):
-            yield Next(ending.end(), partial(_find_pair_secret, pair, indent, is_secret))
+            yield AskLater(ending.end(), partial(_find_pair_secret, pair, indent, is_secret))
     else:
         closing = _CLOSING.match(text, end)
         if closing:
-            yield Next(closing.end(), partial(_find_pair_secret, pair, indent, is_secret))
+            yield AskLater(closing.end(), partial(_find_pair_secret, pair, indent, is_secret))
 
 
 def _is_readable(value: bytes) -> bool:
-    whole = values.from_base64(value) if _BASE64.match(value) and not len(value) % 4 else None
+    whole = values.decoded_base64(value) if _BASE64.match(value) and not len(value) % 4 else None
     return whole is not None and all(32 <= byte < 127 or byte in b"\r\n\t" for byte in whole)

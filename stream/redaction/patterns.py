@@ -20,11 +20,11 @@ from stream.redaction.values import (
     LOOK,
     START,
     SURE,
-    Found,
+    Secret,
     SecretRule,
-    piece,
     secret_at,
     unquoted_end,
+    value_piece,
 )
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ KEYS: tuple[Key, ...] = (
 
 
 class Context(Struct, frozen=True):
-    """A place where a secret stands; its rule is asked where one of the words is found."""
+    """A position where a secret stands; its rule is asked where one of the words is found."""
 
     kind: str
     words: tuple[bytes, ...]  #: one of them is in it
@@ -239,20 +239,20 @@ _ARGS = rb"[^\r\n|;]{0,400}?" + _S  #: words of a command, up to the one that is
 _Q = rb"(?:\\{0,7}[\"'`])?"
 
 
-def _after(pattern: bytes, find: Callable[[bytes, re.Match[bytes]], Found | None]) -> SecretRule:
+def _after(pattern: bytes, find: Callable[[bytes, re.Match[bytes]], Secret | None]) -> SecretRule:
     """Return the rule of a secret that follows a pattern, as `find` finds it there."""
     compiled = re.compile(rb"(?i)" + pattern)
 
-    def rule(text: bytes, place: int) -> Iterable[Found]:
-        """Find the secret that follows the words at a place."""
-        found = START.match(text, place) and compiled.match(text, place)
+    def find_after_pattern(text: bytes, position: int) -> Iterable[Secret]:
+        """Find the secret that follows the words at a position."""
+        found = START.match(text, position) and compiled.match(text, position)
         answer = find(text, found) if found else None
         return [answer] if answer else []
 
-    return rule
+    return find_after_pattern
 
 
-def _value(text: bytes, found: re.Match[bytes]) -> Found | None:
+def _value(text: bytes, found: re.Match[bytes]) -> Secret | None:
     """Find a secret in quotes or without."""
     return secret_at(text, found.end(), SURE)
 
@@ -260,13 +260,13 @@ def _value(text: bytes, found: re.Match[bytes]) -> Found | None:
 _OF_USERS = re.compile(rb"(?i)\b(?:user|role|login|grant|create|alter)\b[^\r\n]*\Z")
 
 
-def _sql_secret(text: bytes, found: re.Match[bytes]) -> Found | None:
+def _sql_secret(text: bytes, found: re.Match[bytes]) -> Secret | None:
     """Find a secret of SQL, whose words prose has too: a word counts in quotes, after a user."""
     answer = secret_at(text, found.end(), SURE)
     if not answer:
         return None
     assert answer.until is not None
-    value = piece(text, answer.start, answer.until)
+    value = value_piece(text, answer.start, answer.until)
     if answer.start == found.end():
         good = values.is_special_value(value) or values.is_random(value)
     else:
@@ -279,12 +279,12 @@ def _sql_secret(text: bytes, found: re.Match[bytes]) -> Found | None:
 _OF_USER = _Q + rb"[^\s:%\"'`\\\0/]{1,64}[:%](?!/)" + COLOUR + rb"{0,3}"
 
 
-def _secret_after_user(text: bytes, found: re.Match[bytes]) -> Found | None:
+def _secret_after_user(text: bytes, found: re.Match[bytes]) -> Secret | None:
     """Find the password that follows a user's name."""
     until = unquoted_end(text, found.end())
-    value = piece(text, found.end(), until)
+    value = value_piece(text, found.end(), until)
     good = len(value) >= 3 and not values.is_no_secret(value)
-    return Found("password", found.end(), found.end(), until) if good else None
+    return Secret("password", found.end(), found.end(), until) if good else None
 
 
 # Keys in several lines, or parts
@@ -293,12 +293,12 @@ _JWT = re.compile(rb"eyJ[A-Za-z0-9_-]{8,1024}\.(?:eyJ[A-Za-z0-9_-]{5}|[A-Za-z0-9
 _JWT_END = re.compile(rb"[^A-Za-z0-9_.=-]|\.(?![A-Za-z0-9_-])")
 
 
-def _find_jwt(text: bytes, place: int) -> Iterable[Found]:
+def _find_jwt(text: bytes, position: int) -> Iterable[Secret]:
     """Find a JSON web token."""
-    found = _JWT.match(text, place)
-    if not found or not EDGE.match(text, place):
+    found = _JWT.match(text, position)
+    if not found or not EDGE.match(text, position):
         return []
-    return [Found("jwt", found.start(), found.end(), _JWT_END)]
+    return [Secret("jwt", found.start(), found.end(), _JWT_END)]
 
 
 _BLANK = rb"(?:[ +]|%20)"
@@ -318,18 +318,18 @@ _PEM_END = re.compile(
 )
 
 
-def _pem(text: bytes, place: int) -> Iterable[Found]:
-    found = _PEM.match(text, place)
-    return [Found("private-key", found.start(), found.end(), _PEM_END)] if found else []
+def _find_pem(text: bytes, position: int) -> Iterable[Secret]:
+    found = _PEM.match(text, position)
+    return [Secret("private-key", found.start(), found.end(), _PEM_END)] if found else []
 
 
 _PUTTY = re.compile(rb"Private-Lines: \d{1,3}(?:\r?\n|\\{1,7}n)(?=[A-Za-z0-9+/]{12})")
 _PUTTY_END = re.compile(rb"[^A-Za-z0-9+/=\s\\]|Private-MAC")
 
 
-def _putty(text: bytes, place: int) -> Iterable[Found]:
-    found = _PUTTY.match(text, place)
-    return [Found("private-key", found.end(), found.end(), _PUTTY_END)] if found else []
+def _find_putty_key(text: bytes, position: int) -> Iterable[Secret]:
+    found = _PUTTY.match(text, position)
+    return [Secret("private-key", found.end(), found.end(), _PUTTY_END)] if found else []
 
 
 # Headers and URLs
@@ -345,49 +345,49 @@ _COOKIE = rb"cookie\\{0,7}[\"']?:[ \t]{0,4}\\{0,7}[\"']?"
 _PAIR = re.compile(rb"(?<![\w.-])[\w.-]{1,64}=[^;\s]{6}")
 
 
-def _find_authorization(text: bytes, place: int) -> Iterable[Found]:
+def _find_authorization(text: bytes, position: int) -> Iterable[Secret]:
     """Find the secret of an HTTP header `Authorization`."""
-    found = _AUTHORIZATION.match(text, place)
+    found = _AUTHORIZATION.match(text, position)
     if not found:
         return []
     start = found.end()
     until = values.LINE_END if found["line"] else unquoted_end(text, start)
-    value = piece(text, start, until)
+    value = value_piece(text, start, until)
     shaped = values.is_mixed(value) or values.is_random(value)
     good = len(value) >= 6 if found["scheme"] else len(value) >= 8 and shaped
     if values.is_no_secret(value) or values.is_chain(value) or values.is_call(text, start):
         good = False
-    return [Found("authorization", start, start, until)] if good else []
+    return [Secret("authorization", start, start, until)] if good else []
 
 
-def _find_bearer_token(text: bytes, found: re.Match[bytes]) -> Found | None:
+def _find_bearer_token(text: bytes, found: re.Match[bytes]) -> Secret | None:
     """Find the secret that follows the word `bearer`."""
     until = unquoted_end(text, found.end())
-    value = piece(text, found.end(), until)
+    value = value_piece(text, found.end(), until)
     shaped = values.is_mixed(value) or values.is_random(value)
     good = len(value) >= 12 and shaped and not values.is_no_secret(value)
-    return Found("authorization", found.end(), found.end(), until) if good else None
+    return Secret("authorization", found.end(), found.end(), until) if good else None
 
 
-def _find_cookie(text: bytes, found: re.Match[bytes]) -> Found | None:
+def _find_cookie(text: bytes, found: re.Match[bytes]) -> Secret | None:
     """Find the value of a header `Cookie` or `Set-Cookie`."""
-    value = piece(text, found.end(), values.LINE_END)
+    value = value_piece(text, found.end(), values.LINE_END)
     is_set = text[max(found.start() - 4, 0) : found.start()].lower() == b"set-"
     pair = (_PAIR.match if is_set else _PAIR.search)(value)
     if not pair or values.is_no_secret(value):
         return None
-    return Found("cookie", found.end(), found.end(), values.LINE_END)
+    return Secret("cookie", found.end(), found.end(), values.LINE_END)
 
 
 _USERINFO = re.compile(rb":(?:\\{0,7}/){2}(?:[^\s/@:\"'<>\\\0]{0,128}:)?([^\s\"'\\\0]{1,512})\Z")
 
 
-def _find_url_password(text: bytes, place: int) -> Iterable[Found]:
+def _find_url_password(text: bytes, position: int) -> Iterable[Secret]:
     """Find the password in front of the host of a URL, from the @ on."""
-    lowest = max(place - 700, 0)
-    slashes = max(text.rfind(slash, lowest, place) for slash in (b"//", b"\\/"))
+    lowest = max(position - 700, 0)
+    slashes = max(text.rfind(slash, lowest, position) for slash in (b"//", b"\\/"))
     colon = text.rfind(b":", lowest, slashes) if slashes >= 0 else -1
-    found = _USERINFO.match(text[colon:place]) if colon >= 0 else None
+    found = _USERINFO.match(text[colon:position]) if colon >= 0 else None
     if not found:
         return []
     has_user = found[0].count(b":") > 1
@@ -398,7 +398,7 @@ def _find_url_password(text: bytes, place: int) -> Iterable[Found]:
         has_user or (len(value) >= 20 and values.is_mixed(value))
     ):
         return []
-    return [Found("url", colon + found.start(1), place)]
+    return [Secret("url", colon + found.start(1), position)]
 
 
 _PGPASS = re.compile(
@@ -407,13 +407,13 @@ _PGPASS = re.compile(
 _PGPASS_HOST = re.compile(rb"(?:^|[\s\"'+>]|\\n)[\w.*-]{1,128}\Z")
 
 
-def _find_pgpass_password(text: bytes, place: int) -> Iterable[Found]:
+def _find_pgpass_password(text: bytes, position: int) -> Iterable[Secret]:
     """Find the password in `host:port:database:user:password`."""
-    port = text.find(b":", place + 1, place + 8)
+    port = text.find(b":", position + 1, position + 8)
     found = _PGPASS.match(text, port + 1) if port > 0 else None
-    if not found or not _PGPASS_HOST.search(text, max(place - 140, 0), place):
+    if not found or not _PGPASS_HOST.search(text, max(position - 140, 0), position):
         return []
-    return _password(found)
+    return _found_password(found)
 
 
 # What a shell passes to a program
@@ -429,20 +429,20 @@ _ECHOED = re.compile(
 _HERE = re.compile(rb"[^\r\n|;<]{0,160}<<<\s{0,4}[\"']?(?P<secret>[^\s\"'\\\0]{4,128})")
 
 
-def _chpasswd(text: bytes, place: int) -> Iterable[Found]:
-    return _password(_PIPED.search(text, max(place - 2 * LOOK, 0), place))
+def _find_chpasswd(text: bytes, position: int) -> Iterable[Secret]:
+    return _found_password(_PIPED.search(text, max(position - 2 * LOOK, 0), position))
 
 
-def _from_stdin(text: bytes, place: int) -> Iterable[Found]:
+def _find_from_stdin(text: bytes, position: int) -> Iterable[Secret]:
     """Find what a shell gives to a program that reads its password from stdin."""
-    echoed = _ECHOED.search(text, max(place - 4 * LOOK, 0), place)
-    return _password(echoed or _HERE.match(text, place))
+    echoed = _ECHOED.search(text, max(position - 4 * LOOK, 0), position)
+    return _found_password(echoed or _HERE.match(text, position))
 
 
-def _password(found: re.Match[bytes] | None) -> Iterable[Found]:
+def _found_password(found: re.Match[bytes] | None) -> Iterable[Secret]:
     if not found or values.is_no_secret(found["secret"]):
         return []
-    return [Found("password", *found.span("secret"))]
+    return [Secret("password", *found.span("secret"))]
 
 
 _AFTER_NAME = rb"(?=\d{0,2}[\\\"'`\]\s:=!\0\x1b,;|&><])"
@@ -470,10 +470,10 @@ _PLACES = (
     Context("cookie", (b"cookie",), _after(_COOKIE, _find_cookie),
         "Set-Cookie: id=<24>; Path=/", "a cookie: it is sweet"),
     Context("url", (b"@",), _find_url_password, "https://me:<12>@example.org/", "ssh://git@example.org/a/b.git"),
-    Context("private-key", (b"-----BEGIN ", b"-----BEGIN+", b"-----BEGIN%20"), _pem,
+    Context("private-key", (b"-----BEGIN ", b"-----BEGIN+", b"-----BEGIN%20"), _find_pem,
         "-----BEGIN RSA PRIVATE KEY-----\n<60>", "-----BEGIN CERTIFICATE-----\n<60>",
         any_case=False),
-    Context("private-key", (b"Private-Lines: ",), _putty,
+    Context("private-key", (b"Private-Lines: ",), _find_putty_key,
         "Private-Lines: 8\n<60>", "Private-Lines: are what they are", any_case=False),
     Context("jwt", (b"eyJ",), _find_jwt, "eyJ<30>.eyJ<60>.<43>", "eyJ<4>.x", any_case=False),
     Context("password", (b":5432:", b":6432:", b":*:"), _find_pgpass_password,
@@ -531,9 +531,9 @@ _COMMANDS = (
     Context("password", (b"--from-literal",),
         _after(rb"--from-literal(?:=|" + _S + rb")" + _Q + rb"[\w.-]{1,64}=", _value),
         "kubectl create secret generic x --from-literal=any=<12>", "--from-literal is an option"),
-    Context("password", (b"chpasswd",), _chpasswd,
+    Context("password", (b"chpasswd",), _find_chpasswd,
         "echo 'me:<12>' | chpasswd", "chpasswd reads pairs"),
-    Context("password", (b"--password-stdin", b"--token-stdin", b"--with-token"), _from_stdin,
+    Context("password", (b"--password-stdin", b"--token-stdin", b"--with-token"), _find_from_stdin,
         "echo <12> | docker login -u me --password-stdin",
         "cat file | docker login -u me --password-stdin"),
 )  # fmt: skip

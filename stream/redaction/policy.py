@@ -21,14 +21,14 @@ from stream.files.append import AppendFile, RecordedFile, Sha256
 from stream.records.decision import CaptureMode
 
 if TYPE_CHECKING:
-    from stream.redaction.scanner import Detector, Scan
+    from stream.redaction.scanner import SecretDetector, StreamScan
 
 Show = Callable[[bytes], str]
 Data = bytes  # a method of the Redactor has that name
 MOST = 100_000  #: secrets that get a number of their own
 
 
-def digest(data: bytes) -> str:
+def sha256_digest(data: bytes) -> str:
     """Return the SHA-256 digest of the data."""
     import hashlib
 
@@ -41,50 +41,50 @@ class CapturePolicy(Struct, frozen=True):
     mode: CaptureMode
     redactor: Redactor | None  #: none where everything may be seen
 
-    def value(self, value: Any) -> Any:
-        """Return a JSON value with its text redacted, as a record can carry it. Keys are ours."""
+    def redact_value(self, value: Any) -> Any:
+        """Return a JSON value with its text redacted, as a record can carry it; keys stay."""
         if isinstance(value, str):
-            return encodable(value if self.redactor is None else self.redactor.text(value))
+            return encodable(value if self.redactor is None else self.redactor.redact_text(value))
         if isinstance(value, list):
-            return [self.value(item) for item in value]
+            return [self.redact_value(item) for item in value]
         if isinstance(value, dict):
-            return {key: self.value(item) for key, item in value.items()}
+            return {key: self.redact_value(item) for key, item in value.items()}
         return value
 
-    def line(self, line: bytes) -> bytes:
+    def redact_line(self, line: bytes) -> bytes:
         """Return a record in JSON, redacted as a value is."""
         if self.redactor is None:
             return line
         import msgspec
 
-        return msgspec.json.encode(self.value(msgspec.json.decode(line)))
+        return msgspec.json.encode(self.redact_value(msgspec.json.decode(line)))
 
-    def replaced(self) -> dict[str, int] | None:
+    def count_replaced(self) -> dict[str, int] | None:
         """Return how many secrets of each kind were replaced; None where everything is shown."""
-        return None if self.redactor is None else self.redactor.replaced()
+        return None if self.redactor is None else self.redactor.count_replaced()
 
-    def contents(self) -> Callable[[bytes], bytes] | None:
+    def content_redactor(self) -> Callable[[bytes], bytes] | None:
         """Return how the contents of a file are redacted; None where they are shown."""
-        return None if self.redactor is None else self.redactor.bytes
+        return None if self.redactor is None else self.redactor.redact_bytes
 
-    def words(self, words: Sequence[bytes], show: Show = decode_escaped) -> list[str]:
-        """Return a command line. A word may make the next one a secret: `--password X`."""
+    def redact_words(self, words: Sequence[bytes], show: Show = decode_escaped) -> list[str]:
+        """Return a command line, redacted. A word may make the next one secret: `--password X`."""
         if self.mode == "hashed":
-            return [digest(b"\0".join(words))]
+            return [sha256_digest(b"\0".join(words))]
         if self.redactor is None:
             return [show(word) for word in words]
-        whole = self.redactor.bytes(b"\0".join(words)).split(b"\0")
-        return [self.name(word, show) for word in whole]
+        whole = self.redactor.redact_bytes(b"\0".join(words)).split(b"\0")
+        return [self.redact_name(word, show) for word in whole]
 
-    def name(self, name: bytes, show: Show = decode_escaped) -> str:
+    def redact_name(self, name: bytes, show: Show = decode_escaped) -> str:
         """Return a file name, redacted before it is escaped: an escape may hide a secret."""
-        return show(name if self.redactor is None else self.redactor.bytes(name))
+        return show(name if self.redactor is None else self.redactor.redact_bytes(name))
 
-    def request(self, text: str) -> str:
-        """Return a request; `hash` stands for one of which there is a digest only."""
+    def redact_request(self, text: str) -> str:
+        """Return a request, redacted; `hash` stands for one of which there is a digest only."""
         if self.mode == "hashed" and text != "unknown":
             return "hash"
-        return text if self.redactor is None else self.redactor.text(text)
+        return text if self.redactor is None else self.redactor.redact_text(text)
 
 
 class Redactor:
@@ -92,40 +92,40 @@ class Redactor:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
-        self._detector: Detector | None = None
+        self._detector: SecretDetector | None = None
         self._numbers: dict[bytes, str] = {}
         self._count = 0
         self._kinds: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def stream(self) -> Scan:
+    def begin_stream(self) -> StreamScan:
         """Begin a stream, whose output does not depend on how its bytes are cut."""
-        from stream.redaction.scanner import Scan, detector_for  # their tables take a while
+        from stream.redaction.scanner import StreamScan, detector_for  # their tables take a while
 
         with self._lock:
             if self._detector is None:
                 self._detector = detector_for(self._environment)
-        return Scan(self._detector, self._token_for_secret)
+        return StreamScan(self._detector, self._token_for_secret)
 
-    def bytes(self, data: bytes) -> bytes:
+    def redact_bytes(self, data: bytes) -> bytes:
         """Return the bytes without their secrets."""
-        stream = self.stream()
+        stream = self.begin_stream()
         return stream.feed(data) + stream.finish()
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Return the text without its secrets."""
         try:
-            return self._text(text, "surrogateescape")
+            return self._redact_encoded(text, "surrogateescape")
         except UnicodeEncodeError:  # half of a surrogate pair that stands for no byte
-            return self._text(text, "surrogatepass")
+            return self._redact_encoded(text, "surrogatepass")
 
-    def replaced(self) -> dict[str, int]:
+    def count_replaced(self) -> dict[str, int]:
         """Return how many different secrets were replaced so far, by kind."""
         with self._lock:
             return dict(sorted(self._kinds.items()))
 
-    def _text(self, text: str, errors: str) -> str:
-        return self.bytes(text.encode("utf-8", errors)).decode("utf-8", errors)
+    def _redact_encoded(self, text: str, errors: str) -> str:
+        return self.redact_bytes(text.encode("utf-8", errors)).decode("utf-8", errors)
 
     def _token_for_secret(self, kind: str, identity: Data) -> Data:
         """Return the token that stands for a secret: the same one for the same secret."""
@@ -152,7 +152,7 @@ class OutputFile:
         self._raw = Sha256() if policy.mode == "hashed" else None
         self._filter = None
         if policy.redactor is not None and self._raw is None:
-            self._filter = policy.redactor.stream()
+            self._filter = policy.redactor.begin_stream()
         self._total = 0
 
     def write(self, chunk: bytes) -> None:

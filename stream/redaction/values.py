@@ -1,11 +1,10 @@
 """The form of secrets: what a rule finds, where a value ends, and whether it is a secret.
 
-A rule is asked about a place and finds what is secret around it. It sees a bounded piece before and
-after the place, so that its answer cannot depend on how a stream was cut. A placeholder, a lookup,
-a piece of code, a word of prose is no secret; what only begins like one of them is: a password may
-begin with any character.
-
-The secret values of an environment are known by the names of their variables.
+A rule is asked about a position and finds what is secret around it. It sees a bounded piece before
+and after the position, so that its answer cannot depend on how a stream was cut. A placeholder, a
+lookup, a piece of code, a word of prose is no secret; what only begins like one of them is: a
+password may begin with any character. The secret values of an environment are known by the names of
+their variables.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-BEHIND = 2048  #: bytes before the place that a rule may look at
+BEHIND = 2048  #: bytes before the position that a rule may look at
 AHEAD = 2560  #: bytes after it
 LOOK = 128  #: the longest end of a secret, with what has to follow it
 
 Pattern = re.Pattern[bytes]
 
 
-class Found(Struct, frozen=True):
+class Secret(Struct, frozen=True):
     """A secret that a rule has found."""
 
     kind: str
@@ -32,14 +31,14 @@ class Found(Struct, frozen=True):
     until: Pattern | None = None  #: it goes on from `end` to where this begins
 
 
-class Next(Struct, frozen=True):
-    """A later place that a rule waits for: the next row of a table."""
+class AskLater(Struct, frozen=True):
+    """A later position that a rule waits for: the next row of a table."""
 
-    place: int
+    position: int
     rule: SecretRule
 
 
-SecretRule = Callable[[bytes, int], Iterable[Found | Next]]
+SecretRule = Callable[[bytes, int], Iterable[Secret | AskLater]]
 
 
 class Anchor(Struct, frozen=True):
@@ -112,27 +111,27 @@ _OPEN_QUOTE = re.compile(rb"([bBfFrRuU@$]{0,2})(\\{0,7})([\"'`]|&quot;|&#3[49];|
 _COLOURS = re.compile(COLOUR + rb"{0,3}")
 
 
-class Quote:
-    """The quote that opens a value at a place, behind colours, if there is one."""
+class OpeningQuote:
+    """The quote that opens a value at a position, behind colours, if there is one."""
 
-    def __init__(self, text: bytes, place: int) -> None:
-        if colours := _COLOURS.match(text, place):
-            place = colours.end()
-        found = _OPEN_QUOTE.match(text, place)
+    def __init__(self, text: bytes, position: int) -> None:
+        if colours := _COLOURS.match(text, position):
+            position = colours.end()
+        found = _OPEN_QUOTE.match(text, position)
         key = (len(found[2]), found[3]) if found else (0, b"")
         self.until = _QUOTED.get(key) or _ENTITIES.get(key[1])
-        self.start = found.end() if found and self.until else place
+        self.start = found.end() if found and self.until else position
         self.is_template = bool(found and b"f" in found[1].lower())
 
     def __bool__(self) -> bool:
         return self.until is not None
 
 
-def unquoted_end(text: bytes, place: int, in_query: bool = False) -> Pattern:
+def unquoted_end(text: bytes, position: int, in_query: bool = False) -> Pattern:
     """Return where a value without quotes ends, by the quotes that are open in its line."""
-    lowest = max(place - BEHIND // 2, 0)
-    breaks = max(text.rfind(b"\n", lowest, place), text.rfind(b"\0", lowest, place))
-    before = text[max(breaks + 1, lowest) : place]
+    lowest = max(position - BEHIND // 2, 0)
+    breaks = max(text.rfind(b"\n", lowest, position), text.rfind(b"\0", lowest, position))
+    before = text[max(breaks + 1, lowest) : position]
     is_cut = breaks < lowest and lowest > 0  # a line so long is a document in one line
     quotes = b"".join(
         quote
@@ -142,8 +141,8 @@ def unquoted_end(text: bytes, place: int, in_query: bool = False) -> Pattern:
     return (_QUERY_ENDS if in_query else _UNQUOTED_ENDS)[quotes]
 
 
-def piece(text: bytes, start: int, until: Pattern) -> bytes:
-    """Return as much of a value as decides about it."""
+def value_piece(text: bytes, start: int, until: Pattern) -> bytes:
+    """Return as much of a value as decides whether it is a secret."""
     end = until.search(text, start, start + _SEEN + LOOK)
     return text[start : min(end.start() if end else start + _SEEN, start + _SEEN)]
 
@@ -267,8 +266,8 @@ def is_base64(value: bytes) -> bool:
     return bool(_BASE64.match(value)) and is_random(re.sub(rb"[+/=]", b"", value))
 
 
-def from_base64(value: bytes) -> bytes | None:
-    """Return what a value means in base64, or None where that is nothing."""
+def decoded_base64(value: bytes) -> bytes | None:
+    """Return what a value means in base64, or None where it means nothing."""
     from binascii import Error, a2b_base64
 
     bare = value.rstrip(b"=")
@@ -341,7 +340,7 @@ def is_word_secret(value: bytes) -> bool:
 
 def code_piece(text: bytes, start: int) -> bytes:
     """Return the value that begins there, if it is code."""
-    return piece(text, start, _CODE_END)
+    return value_piece(text, start, _CODE_END)
 
 
 def is_chain(value: bytes) -> bool:
@@ -357,14 +356,14 @@ def is_call(text: bytes, start: int) -> bool:
     return bool(found and is_name(found[1]))
 
 
-def secret_at(text: bytes, place: int, level: int) -> Found | None:
+def secret_at(text: bytes, position: int, level: int) -> Secret | None:
     """Find a secret where only a secret can follow, in quotes or without."""
-    quote = Quote(text, place)
+    quote = OpeningQuote(text, position)
     until = quote.until or unquoted_end(text, quote.start)
-    value = piece(text, quote.start, until)
+    value = value_piece(text, quote.start, until)
     after = text[quote.start + len(value) : quote.start + len(value) + 2] if not quote else b""
     good = is_quoted_secret(value, level) if quote else is_secret_argument(value, level, after)
-    return Found("password", quote.start, quote.start, until) if good else None
+    return Secret("password", quote.start, quote.start, until) if good else None
 
 
 assert AHEAD > _SEEN + LOOK
@@ -429,7 +428,13 @@ def forms_of_secret(value: str) -> Iterator[bytes]:
     """
     raw = value.encode("utf-8", "surrogateescape")
     seen = set()
-    for form in (raw, *_json_forms(value), *_url_forms(raw), *_base64_forms(raw), *_lines(raw)):
+    for form in (
+        raw,
+        *_json_forms(value),
+        *_url_forms(raw),
+        *_base64_forms(raw),
+        *_line_forms(raw),
+    ):
         for start in range(0, len(form), LONGEST):
             part = form[start : start + LONGEST]
             if len(part) >= SHORTEST and part not in seen:
@@ -446,7 +451,7 @@ def _json_forms(value: str) -> Iterator[bytes]:
         yield json.dumps(once, ensure_ascii=ascii_only)[1:-1].encode("utf-8", "surrogateescape")
 
 
-def _lines(raw: bytes) -> Iterator[bytes]:
+def _line_forms(raw: bytes) -> Iterator[bytes]:
     lines = raw.split()
     if len(lines) > 1:
         yield from (line for line in lines if len(line) >= LINE)
@@ -464,7 +469,7 @@ def _url_forms(raw: bytes) -> Iterator[bytes]:
 
 
 def _base64_forms(raw: bytes) -> Iterator[bytes]:
-    """Yield the value in base64 at each of the three places that it can have in a longer text.
+    """Yield the value in base64 at each of the three positions that it can have in a longer text.
 
     The characters that depend on its neighbours are left out.
     """

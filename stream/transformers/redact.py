@@ -45,9 +45,9 @@ class Redact:
         for name in NAMES:
             text = getattr(item, name)
             if text is not None:
-                seen[name] = self._policy.name(path_bytes(text), path_text)
+                seen[name] = self._policy.redact_name(path_bytes(text), path_text)
         if item.argv:
-            seen["argv"] = self._policy.words([*map(path_bytes, item.argv)], path_text)
+            seen["argv"] = self._policy.redact_words([*map(path_bytes, item.argv)], path_text)
             asked = [
                 redact_shell_command(self._policy, text)
                 for text in commands_asked_of_shell(item.argv)

@@ -214,7 +214,7 @@ def redact_shell_command(capture_policy: CapturePolicy, command: str) -> str:
     """What a shell is asked to run, wherever it is told: the same of the same."""
     if capture_policy.mode == "hashed":
         return command_digest_of(command)
-    seen: str = capture_policy.value(command)
+    seen: str = capture_policy.redact_value(command)
     return seen
 
 
@@ -317,7 +317,10 @@ class ToolCallCollector:
         if self._reads_stdout and not self._layer.has_producer:  # else they are its program's own
             told += self._records.session_types
         kept = Counter(
-            {self._capture_policy.value(kind): n for kind, n in told.most_common(_MOST_TYPES)}
+            {
+                self._capture_policy.redact_value(kind): n
+                for kind, n in told.most_common(_MOST_TYPES)
+            }
         )
         if rest := told.total() - kept.total():
             kept["…"] += rest
@@ -353,5 +356,5 @@ class ToolCallCollector:
     def _redact_record(self, record: Any) -> Any:
         """Redact a record as the capture policy of the run says."""
         return msgspec.convert(
-            self._capture_policy.value(msgspec.to_builtins(record)), type(record)
+            self._capture_policy.redact_value(msgspec.to_builtins(record)), type(record)
         )

@@ -104,7 +104,7 @@ def check_clean(output: bytes, secret: str) -> None:
 
 
 def redact_in_parts(redactor: Redactor, data: bytes, places: list[int]) -> bytes:
-    stream_ = redactor.stream()
+    stream_ = redactor.begin_stream()
     edges = [0, *sorted(places), len(data)]
     parts = [stream_.feed(data[a:b]) for a, b in pairwise(edges)]
     return b"".join([*parts, stream_.finish()])
@@ -114,7 +114,7 @@ def redact_in_parts(redactor: Redactor, data: bytes, places: list[int]) -> bytes
 def test_a_secret_does_not_come_out(name: str) -> None:
     written, secret = SEEDED[name]
     text = f"first line\n{written}\nlast line\n"
-    output = Redactor(ENVIRONMENT).text(text)
+    output = Redactor(ENVIRONMENT).redact_text(text)
     check_clean(output.encode(), secret)
     assert output.startswith("first line\n")
     assert output.endswith("\nlast line\n"), output[-200:]
@@ -136,7 +136,7 @@ def test_it_does_not_where_the_bytes_are_cut_anywhere(
     monkeypatch.setattr("stream.redaction.scanner.STEP", 1)
     written, secret = SEEDED[name]
     data = f"{FILLER}{written}\n{FILLER}".encode()
-    whole = Redactor(ENVIRONMENT).bytes(data)
+    whole = Redactor(ENVIRONMENT).redact_bytes(data)
     check_clean(whole, secret)
     for first in range(0, size, 6 * step):
         assert redact_in_chunks(Redactor(ENVIRONMENT), data, size, first) == whole
@@ -168,7 +168,7 @@ CROWDED = [
 def test_nor_where_secrets_overlap(number: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stream.redaction.scanner.STEP", 1)
     data = f"{FILLER}{CROWDED[number]}\n{FILLER}".encode()
-    whole = Redactor(ENVIRONMENT).bytes(data)
+    whole = Redactor(ENVIRONMENT).redact_bytes(data)
     for value in ("abcdefgh1", "correct-horse", "0123456789012", "MIIEpAIBAAKCAQEA", "eyJaB3"):
         assert value.encode() not in whole
     assert whole.startswith(FILLER.encode())
@@ -179,8 +179,11 @@ def test_nor_where_secrets_overlap(number: int, size: int, monkeypatch: pytest.M
 
 def test_overlapping_secrets_are_one() -> None:
     redactor = Redactor(ENVIRONMENT)
-    assert redactor.text("(https://u:password=abcdefgh1;2@host/)") == "(https://u:[redacted:url:1])"
-    assert redactor.text("DB_TOKEN=xxxxxx;correct-horse-3-battery yyyy").endswith("] yyyy")
+    assert (
+        redactor.redact_text("(https://u:password=abcdefgh1;2@host/)")
+        == "(https://u:[redacted:url:1])"
+    )
+    assert redactor.redact_text("DB_TOKEN=xxxxxx;correct-horse-3-battery yyyy").endswith("] yyyy")
 
 
 _parts = st.one_of(
@@ -201,7 +204,7 @@ _parts = st.one_of(
 def test_the_output_depends_on_the_bytes_alone(parts: list[str], size: int, step: int) -> None:
     text = "".join(parts).encode("utf-8", "replace")
     size = max(size, len(text) // 400)
-    whole = Redactor(ENVIRONMENT).bytes(text)
+    whole = Redactor(ENVIRONMENT).redact_bytes(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stream.redaction.scanner.STEP", step)
         assert redact_in_chunks(Redactor(ENVIRONMENT), text, size) == whole
@@ -212,7 +215,7 @@ def test_the_output_depends_on_the_bytes_alone(parts: list[str], size: int, step
 @example(["url", "url in json"], 0)
 def test_none_of_many_secrets_comes_out(names: list[str], before: int) -> None:
     text = "." * before + "\n" + "\n\n".join(SEEDED[name][0] for name in names) + "\n"
-    output = Redactor(ENVIRONMENT).bytes(text.encode())
+    output = Redactor(ENVIRONMENT).redact_bytes(text.encode())
     for name in names:
         check_clean(output, SEEDED[name][1])
 
@@ -221,43 +224,45 @@ def test_none_of_many_secrets_comes_out(names: list[str], before: int) -> None:
 @given(st.lists(_parts, max_size=8))
 def test_redacting_twice_changes_nothing_more(parts: list[str]) -> None:
     redactor = Redactor(ENVIRONMENT)
-    once = redactor.bytes("".join(parts).encode("utf-8", "replace"))
+    once = redactor.redact_bytes("".join(parts).encode("utf-8", "replace"))
     for token in re.findall(rb"\[redacted:[a-z0-9-]+:\d+\]", once):
-        assert redactor.bytes(token) == token
-        assert redactor.bytes(b'password = "%s"' % token) == b'password = "%s"' % token
+        assert redactor.redact_bytes(token) == token
+        assert redactor.redact_bytes(b'password = "%s"' % token) == b'password = "%s"' % token
 
 
 def test_a_cut_private_key_does_not_come_out() -> None:
     for length in range(len("-----BEGIN RSA PRIVATE KEY-----\n"), len(PEM), 7):
-        output = Redactor({}).bytes(PEM[:length].encode())
+        output = Redactor({}).redact_bytes(PEM[:length].encode())
         for piece in cut_secret(KEY_LINES):
             assert piece not in output, length
 
 
 def test_what_only_speaks_of_a_private_key_stays() -> None:
     text = 'if "-----BEGIN RSA PRIVATE KEY-----" in text:\n    raise Bad("a key")\n'
-    assert Redactor({}).text(text) == text
+    assert Redactor({}).redact_text(text) == text
 
 
 def test_words_after_a_cut_key_stay() -> None:
     text = f"-----BEGIN PRIVATE KEY-----\n{KEY_LINES}\nand so on, it was cut here\n"
-    output = Redactor({}).text(text)
+    output = Redactor({}).redact_text(text)
     assert output == "[redacted:private-key:1]and so on, it was cut here\n"
 
 
 def test_the_same_secret_is_the_same_token_and_others_count_on() -> None:
     redactor = Redactor({})
-    first = redactor.text('password = "tr0ub4dor&3xyz" --password=other-secret-2')
+    first = redactor.redact_text('password = "tr0ub4dor&3xyz" --password=other-secret-2')
     assert first == 'password = "[redacted:password:1]" --password=[redacted:password:2]'
-    again = redactor.text("postgres://u:tr0ub4dor&3xyz@h\n" + '{"password": "other-secret-2"}')
+    again = redactor.redact_text(
+        "postgres://u:tr0ub4dor&3xyz@h\n" + '{"password": "other-secret-2"}'
+    )
     assert "[redacted:password:1]" in again
     assert "[redacted:password:2]" in again
 
 
 def test_the_same_key_is_the_same_token_however_it_is_written() -> None:
     redactor = Redactor({})
-    assert redactor.text(PEM) == redactor.text(json.dumps(PEM)).strip('"')
-    assert redactor.text(PEM) == "[redacted:private-key:1]"
+    assert redactor.redact_text(PEM) == redactor.redact_text(json.dumps(PEM)).strip('"')
+    assert redactor.redact_text(PEM) == "[redacted:private-key:1]"
 
 
 def test_every_form_of_a_value_of_the_environment_is_one_token() -> None:
@@ -275,34 +280,34 @@ def test_every_form_of_a_value_of_the_environment_is_one_token() -> None:
     ]
     redactor = Redactor(ENVIRONMENT)
     for form in forms:
-        output = redactor.text(f"<{form}>")
+        output = redactor.redact_text(f"<{form}>")
         assert "[redacted:env:1]" in output, form
         check_clean(output.encode(), form)
 
 
 def test_the_lines_of_a_value_are_secret_too() -> None:
-    output = Redactor({"SIGNING_KEY": PEM}).text("tail: " + "\n".join(PEM.splitlines()[-4:]))
+    output = Redactor({"SIGNING_KEY": PEM}).redact_text("tail: " + "\n".join(PEM.splitlines()[-4:]))
     assert output.splitlines()[:2] == ["tail: [redacted:env:1]", "[redacted:env:1]"]
 
 
 def test_the_password_of_a_url_in_the_environment_is_secret_alone() -> None:
     redactor = Redactor({"DATABASE_URL": "postgres://app:s3cr3t-pa55@db/x", "URL": "http://a@b"})
-    assert redactor.text("it is s3cr3t-pa55") == "it is [redacted:env:1]"
+    assert redactor.redact_text("it is s3cr3t-pa55") == "it is [redacted:env:1]"
 
 
 def test_blanks_around_a_value_do_not_hide_it() -> None:
-    assert Redactor({"A_TOKEN": "abcdef123\n"}).text("abcdef123") == "[redacted:env:1]"
+    assert Redactor({"A_TOKEN": "abcdef123\n"}).redact_text("abcdef123") == "[redacted:env:1]"
 
 
 def test_a_long_value_of_the_environment_is_found_in_pieces() -> None:
     value = "".join(random.Random(3).choices("abcdefghijklmnopqrstuvwxyzABC0123456789", k=9000))
-    output = Redactor({"BIG_SECRET": value}).text(f"<{value}>")
+    output = Redactor({"BIG_SECRET": value}).redact_text(f"<{value}>")
     assert set(re.findall(r"[^<>]+", output)) == {"[redacted:env:1]" * 5}
 
 
 def test_the_words_of_a_command_are_seen_together() -> None:
     words = ["login", "--password", "hunter2hunter2", "--header", "Authorization: Bearer abcdef12"]
-    output = Redactor({}).text("\0".join(words)).split("\0")
+    output = Redactor({}).redact_text("\0".join(words)).split("\0")
     assert output == [
         "login",
         "--password",
@@ -340,19 +345,19 @@ AFTER_ESCAPES = {
 def test_the_end_of_an_escape_hides_no_secret(text: str) -> None:
     """Its last letter or digit is no part of the word that follows."""
     for escape in ESCAPES:
-        output = Redactor({}).text(f"it{escape}{text} ")
+        output = Redactor({}).redact_text(f"it{escape}{text} ")
         assert output.startswith(f"it{escape}"), output
         assert "[redacted:" in output, output
         assert AFTER_ESCAPES[text] not in output
 
 
 def test_what_is_not_utf_8_goes_through() -> None:
-    assert Redactor({}).text("a\udcff") == "a\udcff"
-    assert Redactor({}).bytes(b"a\xff\0") == b"a\xff\0"
+    assert Redactor({}).redact_text("a\udcff") == "a\udcff"
+    assert Redactor({}).redact_bytes(b"a\xff\0") == b"a\xff\0"
 
 
 def test_half_of_a_surrogate_pair_goes_through() -> None:
-    assert Redactor({}).text("a\ud800b") == "a\ud800b"
+    assert Redactor({}).redact_text("a\ud800b") == "a\ud800b"
 
 
 @pytest.mark.parametrize(
@@ -438,7 +443,7 @@ ORDINARY = [
 
 @pytest.mark.parametrize("text", ORDINARY)
 def test_ordinary_source_stays_as_it_is(text: str) -> None:
-    assert Redactor({"HOME": "/root"}).text(text) == text
+    assert Redactor({"HOME": "/root"}).redact_text(text) == text
 
 
 def test_the_source_of_this_package_stays_as_it_is() -> None:
@@ -448,14 +453,14 @@ def test_the_source_of_this_package_stays_as_it_is() -> None:
     changed = [
         str(path.relative_to(house))
         for path in sorted(house.rglob("*.py"))
-        if redactor.bytes(path.read_bytes()) != path.read_bytes()
+        if redactor.redact_bytes(path.read_bytes()) != path.read_bytes()
     ]
     assert changed == []
 
 
 def test_random_base64_stays_as_it_is() -> None:
     data = base64.encodebytes(random.Random(5).randbytes(300_000))
-    assert Redactor(ENVIRONMENT).bytes(data) == data
+    assert Redactor(ENVIRONMENT).redact_bytes(data) == data
 
 
 @every(4)
@@ -463,7 +468,7 @@ def test_memory_is_bounded_without_newlines(step: int) -> None:
     redactor = Redactor(ENVIRONMENT)
     heads = (b"", b'password = "', b"token=", PEM[:200].encode(), b"eyJ" + b"a" * 40 + b".eyJ")
     for head in heads:
-        stream_ = redactor.stream()
+        stream_ = redactor.begin_stream()
         stream_.feed(head)
         stream_.feed(b"A" * (1 << 17))
         tracemalloc.start()
@@ -490,7 +495,7 @@ def test_memory_is_bounded_without_newlines(step: int) -> None:
 def test_no_input_takes_forever(unit: str) -> None:
     data = (unit * (1 << 18))[: 1 << 18].encode()
     start = time.process_time()
-    Redactor(ENVIRONMENT).bytes(data)
+    Redactor(ENVIRONMENT).redact_bytes(data)
     spent = time.process_time() - start
     assert spent < 5
 
@@ -517,4 +522,4 @@ def test_there_is_an_end_to_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("stream.redaction.policy.MOST", 1)
     text = 'password = "secret-one" password = "secret-two" password = "secret-one"'
     one, two = '"[redacted:password:1]"', '"[redacted:password:more]"'
-    assert Redactor({}).text(text) == f"password = {one} password = {two} password = {one}"
+    assert Redactor({}).redact_text(text) == f"password = {one} password = {two} password = {one}"

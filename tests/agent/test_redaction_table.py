@@ -26,8 +26,8 @@ def test_the_example_of_a_row_is_found_and_its_counter_example_is_not(seed: int)
         rng = random.Random(seed)
         example, counter = fill_template(row.example, rng), fill_template(row.counter, rng)
         redactor = Redactor({})
-        assert f"[redacted:{row.kind}:1]" in redactor.text(f"see {example}\n"), example
-        assert Redactor({}).text(f"see {counter}\n") == f"see {counter}\n", row.kind
+        assert f"[redacted:{row.kind}:1]" in redactor.redact_text(f"see {example}\n"), example
+        assert Redactor({}).redact_text(f"see {counter}\n") == f"see {counter}\n", row.kind
 
 
 def test_the_kinds_of_the_tables_are_on_the_page() -> None:
@@ -43,7 +43,7 @@ def test_of_secrets_of_many_kinds_in_many_places_less_than_three_in_a_hundred_st
     all_, left = 0, []
     for secret, channel, text, shown in iter_written(seed=12):
         all_ += 1
-        if is_left(secret.value, shown, Redactor({}).text(f"first\n{text}\nlast\n")):
+        if is_left(secret.value, shown, Redactor({}).redact_text(f"first\n{text}\nlast\n")):
             left.append((secret.kind, channel))
     assert len(list(make_secrets(12))) >= 90
     assert len(CHANNELS) >= 17
@@ -59,9 +59,9 @@ def test_they_do_not_come_out_of_a_stream_cut_anywhere(monkeypatch: pytest.Monke
     data = "".join(
         f"{text}\n" + "a line\n" * rng.randrange(40) for _, _, text, _ in chosen
     ).encode()
-    whole = Redactor({}).bytes(data)
+    whole = Redactor({}).redact_bytes(data)
     monkeypatch.setattr("stream.redaction.scanner.STEP", 1)
-    stream_ = Redactor({}).stream()
+    stream_ = Redactor({}).begin_stream()
     edges = sorted(rng.sample(range(len(data)), 120))
     pieces = [data[a:b] for a, b in zip([0, *edges], [*edges, len(data)], strict=True)]
     assert b"".join([*map(stream_.feed, pieces), stream_.finish()]) == whole
@@ -72,11 +72,11 @@ def test_a_long_table_is_read_to_its_end_however_it_is_cut(monkeypatch: pytest.M
     values = [fill_template("<14>", rng) for _ in range(400)]
     rows = "".join(f"{n},user{n},{value},x\n" for n, value in enumerate(values))
     text = f"id,user,password,note\n{rows}\nid and user, a line\n".encode()
-    whole = Redactor({}).bytes(text)
+    whole = Redactor({}).redact_bytes(text)
     assert whole.count(b"[redacted:password:") == 400
     assert whole.endswith(b"\nid and user, a line\n")
     monkeypatch.setattr("stream.redaction.scanner.STEP", 1)
-    stream_ = Redactor({}).stream()
+    stream_ = Redactor({}).begin_stream()
     cut = [stream_.feed(text[at : at + 97]) for at in range(0, len(text), 97)]
     assert b"".join([*cut, stream_.finish()]) == whole
 
@@ -98,7 +98,7 @@ TABLES = {
 @pytest.mark.parametrize("table", TABLES)
 def test_a_column_by_its_heading(table: str) -> None:
     value = fill_template("<14>", random.Random(table))
-    output = Redactor({}).text(TABLES[table].format(value))
+    output = Redactor({}).redact_text(TABLES[table].format(value))
     assert output == TABLES[table].format("[redacted:password:1]")
 
 
@@ -109,13 +109,13 @@ def test_a_secret_of_kubernetes_and_nothing_else_of_its_document() -> None:
         "  metadata:\n    name: example\n"
     )
     secret = text.format(value, "Secret")
-    shown = Redactor({}).text(secret)
+    shown = Redactor({}).redact_text(secret)
     assert shown == text.format("[redacted:kubernetes:1]", "Secret")
-    assert Redactor({}).text(json.dumps(secret)) == json.dumps(shown)
+    assert Redactor({}).redact_text(json.dumps(secret)) == json.dumps(shown)
     other = text.format("plain text", "ConfigMap")
-    assert Redactor({}).text(other) == other
+    assert Redactor({}).redact_text(other) == other
     as_json = {"kind": "Secret", "data": {"a.b": value, "c": "aGVsbG8="}, "type": "Opaque"}
-    output = json.loads(Redactor({}).text(json.dumps(as_json)))
+    output = json.loads(Redactor({}).redact_text(json.dumps(as_json)))
     assert output["data"] == {"a.b": "[redacted:kubernetes:1]", "c": "[redacted:kubernetes:2]"}
     assert output["type"] == "Opaque"
 
@@ -153,7 +153,7 @@ STAYED = {  # what is written, with {} for the secret, and the secret
 @pytest.mark.parametrize("name", STAYED)
 def test_what_stayed_once_does_not(name: str) -> None:
     text, secret = STAYED[name]
-    output = Redactor({}).text(text.format(secret))
+    output = Redactor({}).redact_text(text.format(secret))
     assert secret not in output
     assert secret[-5:] not in output
     assert "[redacted:" in output
@@ -188,7 +188,7 @@ def test_colours_stay_and_hide_no_secret(form: str, text: str, output: str) -> N
         return re.sub("<([0-9;]+)>", lambda found: f"{form}[{found[1]}m", text)
 
     assert (
-        Redactor({}).text(f"{colour_text(text).format('ab12cd34efgh')}\n")
+        Redactor({}).redact_text(f"{colour_text(text).format('ab12cd34efgh')}\n")
         == f"{colour_text(output)}\n"
     )
 
@@ -214,7 +214,7 @@ PLACEHOLDERS = [
 
 @pytest.mark.parametrize("text", PLACEHOLDERS)
 def test_what_only_speaks_of_a_secret_stays(text: str) -> None:
-    assert Redactor({}).text(f"{text}\n") == f"{text}\n"
+    assert Redactor({}).redact_text(f"{text}\n") == f"{text}\n"
 
 
 def make_log_lines(rng: random.Random) -> str:
@@ -238,20 +238,22 @@ def make_log_lines(rng: random.Random) -> str:
 def test_ordinary_logs_and_sources_stay_as_they_are() -> None:
     rng = random.Random(9)
     lines = "\n".join(make_log_lines(rng) for _ in range(6000)).encode()
-    assert Redactor({}).bytes(lines) == lines
+    assert Redactor({}).redact_bytes(lines) == lines
     library = Path(sysconfig.get_paths()["stdlib"])
     found = 0
     for name in ("argparse", "asyncio/sslproto", "http/client", "netrc", "getpass", "urllib/parse"):
-        found += Redactor({}).bytes((library / f"{name}.py").read_bytes()).count(b"[redacted:")
+        found += (
+            Redactor({}).redact_bytes((library / f"{name}.py").read_bytes()).count(b"[redacted:")
+        )
     assert found == 0
 
 
 def test_how_many_were_replaced_is_counted_by_kind() -> None:
     redactor = Redactor({})
-    assert redactor.replaced() == {}
+    assert redactor.count_replaced() == {}
     one, two = (fill_template("gl" + "pat-<20>", random.Random(n)) for n in range(2))
-    redactor.text(f"{one} {two} {one} password: hunter2hunter2\n")
-    assert redactor.replaced() == {"gitlab": 2, "password": 1}
+    redactor.redact_text(f"{one} {two} {one} password: hunter2hunter2\n")
+    assert redactor.count_replaced() == {"gitlab": 2, "password": 1}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,7 @@ def test_no_rule_takes_forever(unit: str) -> None:
 
     data = (unit * (1 << 17))[: 1 << 17].encode()
     start = time.process_time()
-    Redactor({}).bytes(data)
+    Redactor({}).redact_bytes(data)
     assert time.process_time() - start < 10
 
 
@@ -272,7 +274,7 @@ def test_no_rule_takes_forever(unit: str) -> None:
 )
 def test_a_line_below_a_table_is_no_row_of_it(line: str) -> None:
     text = f"PASSWORD      ROLE\nno            admin\n{line}\n"
-    assert Redactor({}).text(text) == text
+    assert Redactor({}).redact_text(text) == text
 
 
 def test_rows_are_read_in_time_that_grows_with_them() -> None:
@@ -280,5 +282,5 @@ def test_rows_are_read_in_time_that_grows_with_them() -> None:
 
     data = b"id,user,password\n" + b"1,me,\n" * (1 << 16)
     start = time.process_time()
-    assert Redactor({}).bytes(data) == data
+    assert Redactor({}).redact_bytes(data) == data
     assert time.process_time() - start < 10

@@ -25,8 +25,8 @@ def test_every_byte_of_a_name_comes_back(name: bytes) -> None:
 def test_what_is_no_secret_is_kept_as_it_is(words: list[bytes]) -> None:
     """The same text as without redaction, so that the two records can be compared."""
     open_, closed = CapturePolicy("full", None), CapturePolicy("redacted", Redactor({}))
-    assert closed.words(words, path_text) == open_.words(words, path_text)
-    assert [closed.name(word, path_text) for word in words] == [*map(path_text, words)]
+    assert closed.redact_words(words, path_text) == open_.redact_words(words, path_text)
+    assert [closed.redact_name(word, path_text) for word in words] == [*map(path_text, words)]
 
 
 @pytest.mark.parametrize("before", [b"\xff", rb"\0", b"\\", b"\x01", b"a/"])
@@ -34,5 +34,5 @@ def test_what_is_no_secret_is_kept_as_it_is(words: list[bytes]) -> None:
 def test_a_name_that_holds_a_secret(before: bytes, mode: CaptureMode) -> None:
     capture_policy = CapturePolicy(mode, Redactor({}))
     name = before + TOKEN.encode()
-    shown = capture_policy.name(name, path_text)
+    shown = capture_policy.redact_name(name, path_text)
     assert shown == path_text(before) + "[redacted:github:1]"
