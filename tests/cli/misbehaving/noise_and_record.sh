@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints something else than its record.
+# Prints something in addition to its record.
 set -euo pipefail
 probe_name="noise_and_record"
 primary_capability_id="cap_fs_write_temp"
