@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stream.records.run import MANIFEST, RUN
-from tests.transformers.runs import Event, Run, encoded, good_run
+from tests.transformers.runs import Event, Run, encode_run, good_run
 
 FILES = {
     "stdout_log": "artifacts/claude_stdout.txt",
@@ -68,7 +68,9 @@ class Folder:
         (self.root / "metadata.json").write_text(json.dumps(self.metadata))
 
     def write_events(self) -> None:
-        (self.root / "events.jsonl").write_bytes(b"".join(b"%s\n" % x for x in encoded(self.run)))
+        (self.root / "events.jsonl").write_bytes(
+            b"".join(b"%s\n" % x for x in encode_run(self.run))
+        )
 
     def write_manifest(self, **changes: Any) -> None:
         names = ["metadata.json", *(f"artifacts/{path.name}" for path in self.listed())]

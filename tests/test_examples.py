@@ -18,7 +18,7 @@ STREAM = Path(sys.executable).with_name("stream")
 ENV = {**os.environ, "PATH": f"{STREAM.parent}:{os.environ['PATH']}"}
 
 
-def run(*argv: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> bytes:
+def run_command(*argv: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> bytes:
     done = subprocess.run(
         argv, input=stdin, capture_output=True, env=ENV, cwd=cwd, check=False, timeout=180
     )
@@ -35,11 +35,11 @@ def test_every_example_is_listed() -> None:
 
 def test_own_tree(tmp_path: Path) -> None:
     probes = EXAMPLES / "own-tree" / "probes"
-    records = run(STREAM, "matrix", "--probes", probes, cwd=tmp_path)
+    records = run_command(STREAM, "matrix", "--probes", probes, cwd=tmp_path)
     assert b'"capabilities_schema_version":"house_rules"' in records
     assert b'"observed_result":"success"' in records
-    run(STREAM, "gate", "--probes", probes)
-    run(STREAM, "validate", EXAMPLES / "own-tree" / "catalogs" / "house_rules.json")
+    run_command(STREAM, "gate", "--probes", probes)
+    run_command(STREAM, "validate", EXAMPLES / "own-tree" / "catalogs" / "house_rules.json")
 
 
 def test_compare_sandboxes(tmp_path: Path) -> None:
@@ -49,11 +49,13 @@ def test_compare_sandboxes(tmp_path: Path) -> None:
     if os.geteuid() != 0 and not Path("/proc/self/ns/user").exists():
         pytest.skip("needs user namespaces")
     probes = ["--probe", "fs_workspace_write_create", "fs_read_system_version"]
-    lines = run(EXAMPLES / "compare-sandboxes.sh", *probes, cwd=tmp_path).decode().splitlines()
+    lines = (
+        run_command(EXAMPLES / "compare-sandboxes.sh", *probes, cwd=tmp_path).decode().splitlines()
+    )
     assert lines == ["fs_workspace_write_create\tsuccess\tdenied"]
 
 
-def recorded(runs: Path) -> tuple[Path, list[str]]:
+def read_only_run(runs: Path) -> tuple[Path, list[str]]:
     """The one run that is there, and what is called in it."""
     [events] = runs.glob("*/events.jsonl")
     assert len(events.read_bytes().splitlines()) == 9
@@ -62,9 +64,9 @@ def recorded(runs: Path) -> tuple[Path, list[str]]:
 
 
 def test_tiny_agent(tmp_path: Path) -> None:
-    answer = run(EXAMPLES / "tiny-agent" / "run.sh", tmp_path / "runs", cwd=tmp_path)
+    answer = run_command(EXAMPLES / "tiny-agent" / "run.sh", tmp_path / "runs", cwd=tmp_path)
     assert json.loads(answer) == {"changed": ["slug.py", "test_slug.py"], "tests": "passed"}
-    folder, categories = recorded(tmp_path / "runs")
+    folder, categories = read_only_run(tmp_path / "runs")
     assert {path.name for path in (folder / "workspace").iterdir()} == {"slug.py", "test_slug.py"}
     assert categories == ["test"]
 
@@ -73,16 +75,18 @@ def test_claude_stub(tmp_path: Path) -> None:
     if bundled_claude() is None:
         pytest.skip("needs claude-agent-sdk: pip install -e '.[e2e]'")
     alone = ("unshare", "-n") if is_alone() else ()
-    answer = run(*alone, EXAMPLES / "claude-stub" / "run.sh", tmp_path / "runs", cwd=tmp_path)
+    answer = run_command(
+        *alone, EXAMPLES / "claude-stub" / "run.sh", tmp_path / "runs", cwd=tmp_path
+    )
     assert b'"result":"The test passes."' in answer
-    folder, categories = recorded(tmp_path / "runs")
+    folder, categories = read_only_run(tmp_path / "runs")
     assert {path.name for path in (folder / "workspace").iterdir()} == {"calc.py", "test_calc.py"}
     assert "test" in categories
 
 
 def test_denials() -> None:
     data = Path(__file__).parent / "data" / "fencerunner" / "cfbo-golden-snippet.ndjson"
-    ids = run(sys.executable, EXAMPLES / "denials.py", stdin=data.read_bytes()).split()
+    ids = run_command(sys.executable, EXAMPLES / "denials.py", stdin=data.read_bytes()).split()
     assert b"fs_outside_workspace" in ids
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 HELPERS = Path(__file__).parents[1] / "stream" / "helpers"
 
 
-def run(
+def run_helper(
     name: str, *words: str, cwd: Path | None = None, stdin: bytes = b"", **env: str
 ) -> tuple[int, str, str]:
     done = subprocess.run(
@@ -49,11 +49,11 @@ NAMES = sorted(path.name for path in HELPERS.iterdir() if path.name != "stream-c
 def test_every_helper_describes_what_it_does(name: str) -> None:
     """And that wrong use is 1."""
     for word in ("--help", "-h"):
-        code, out, err = run(name, word, PATH=PATH)
+        code, out, err = run_helper(name, word, PATH=PATH)
         assert (code, err) == (0, "")
         assert name in out
         assert "1" in out[out.index("Exit") :]
-    code, out, err = run(name, "--nonsense", "x", PATH=PATH)
+    code, out, err = run_helper(name, "--nonsense", "x", PATH=PATH)
     assert (code, out) == (1, "")
     assert "Traceback" not in err
     assert len(err.splitlines()) in (1, 4)
@@ -100,8 +100,8 @@ EMITTED = (
 
 def test_emit_record_is_no_filter() -> None:
     """Its words are its own, also where `stream emit` would read stdin."""
-    assert run("emit-record", "-", PATH=PATH) == (1, "", "stream: Unknown flag: -\n")
-    code, out, _ = run("emit-record", *EMITTED[:-2], "--status", "--help", PATH=PATH)
+    assert run_helper("emit-record", "-", PATH=PATH) == (1, "", "stream: Unknown flag: -\n")
+    code, out, _ = run_helper("emit-record", *EMITTED[:-2], "--status", "--help", PATH=PATH)
     assert (code, out) == (1, "")
 
 
@@ -113,7 +113,7 @@ def test_emit_record_is_no_filter() -> None:
     [("", None), ("read-only", "read-only"), ("workspace-write", "workspace-write"), ("odd", None)],
 )
 def test_detect_stack(declared: str, mode: str | None) -> None:
-    code, out, _ = run("detect-stack", FENCE_SANDBOX_MODE=declared)
+    code, out, _ = run_helper("detect-stack", FENCE_SANDBOX_MODE=declared)
     name = os.uname()
     expected = f"{name.sysname} {name.release} {name.machine}"
     assert code == 0
@@ -122,9 +122,9 @@ def test_detect_stack(declared: str, mode: str | None) -> None:
 
 def test_detect_stack_bears_a_run_mode() -> None:
     """As older published scripts give it; more than that is wrong use."""
-    assert run("detect-stack", "baseline") == run("detect-stack")
+    assert run_helper("detect-stack", "baseline") == run_helper("detect-stack")
     for words in (("baseline", "x"), ("",), ("-x",)):
-        code, out, err = run("detect-stack", *words)
+        code, out, err = run_helper("detect-stack", *words)
         assert (code, out) == (1, "")
         assert "takes one run mode at most" in err
 
@@ -138,7 +138,7 @@ def test_realpath_is_the_systems(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real dir")
     (tmp_path / "real dir" / "up").symlink_to("../link/file")
     for path in ("link", "link/", "link/file", "link/up", "link/..", ".", "real dir/../link/up"):
-        code, out, err = run("portable-path", "realpath", path, cwd=tmp_path)
+        code, out, err = run_helper("portable-path", "realpath", path, cwd=tmp_path)
         assert (code, err) == (0, "")
         assert out == os.path.realpath(tmp_path / path) + "\n"
 
@@ -158,7 +158,7 @@ def test_realpath_of_nothing(tmp_path: Path) -> None:
         "missing/..",
         "",
     ):
-        assert run("portable-path", "realpath", path, cwd=tmp_path) == (0, "\n", ""), path
+        assert run_helper("portable-path", "realpath", path, cwd=tmp_path) == (0, "\n", ""), path
 
 
 @pytest.mark.parametrize("words", [("realpath", "x"), ("relpath", "x", "/"), ("relpath", "/", "x")])
@@ -181,7 +181,7 @@ _names = st.lists(
 def test_relpath_is_pythons(linked: Path, target: list[str], base: list[str]) -> None:
     """Of the places that links lead to, whatever of them is missing."""
     first, second = f"{linked}/" + "/".join(target), "a/" + "/".join(base)
-    code, out, err = run("portable-path", "relpath", first, second, cwd=linked)
+    code, out, err = run_helper("portable-path", "relpath", first, second, cwd=linked)
     assert (code, err) == (0, "")
     real = os.path.realpath(first), os.path.realpath(linked / second)
     assert out.removesuffix("\n") == os.path.relpath(*real)
@@ -202,7 +202,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("words", [(), ("realpath",), ("relpath", "/a"), ("other", "/a")])
 def test_portable_path_usage(words: tuple[str, ...]) -> None:
-    code, out, err = run("portable-path", *words)
+    code, out, err = run_helper("portable-path", *words)
     assert (code, out) == (1, "")
     assert "see portable-path --help" in err
 
@@ -227,7 +227,9 @@ DOCUMENT = (
     ],
 )
 def test_json_extract_points(pointer: str, value: str) -> None:
-    code, out, err = run("json-extract", "--stdin", "--pointer", pointer, stdin=DOCUMENT.encode())
+    code, out, err = run_helper(
+        "json-extract", "--stdin", "--pointer", pointer, stdin=DOCUMENT.encode()
+    )
     assert (code, out, err) == (0, value + "\n", "")
 
 
@@ -248,7 +250,7 @@ def test_json_extract_points(pointer: str, value: str) -> None:
     ],
 )
 def test_json_extract_refuses(words: tuple[str, ...], message: str) -> None:
-    code, out, err = run("json-extract", "--stdin", *words, stdin=DOCUMENT.encode())
+    code, out, err = run_helper("json-extract", "--stdin", *words, stdin=DOCUMENT.encode())
     assert (code, out) == (1, "")
     assert message in err
     assert len(err.splitlines()) == 1
@@ -258,7 +260,7 @@ def test_json_extract_refuses(words: tuple[str, ...], message: str) -> None:
     "data", [b"", b"{", b'{"a":1} x', b'"\xff"', b"[" * 10_000, b"nan", b"\x00", b"'x'"]
 )
 def test_json_extract_and_bad_documents(data: bytes) -> None:
-    code, out, err = run("json-extract", "--stdin", stdin=data)
+    code, out, err = run_helper("json-extract", "--stdin", stdin=data)
     assert (code, out) == (1, "")
     assert err.startswith("json-extract: ")
     assert len(err.splitlines()) == 1
@@ -267,15 +269,17 @@ def test_json_extract_and_bad_documents(data: bytes) -> None:
 def test_json_extract_default_and_file(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text('{"n": 1e400}')
-    assert run("json-extract", "--file", str(file), "--pointer", "/n")[1] == "1e400\n"
-    assert run("json-extract", "--file", str(file), "--pointer", "/m", "--default", "[ 1 ]") == (
+    assert run_helper("json-extract", "--file", str(file), "--pointer", "/n")[1] == "1e400\n"
+    assert run_helper(
+        "json-extract", "--file", str(file), "--pointer", "/m", "--default", "[ 1 ]"
+    ) == (
         0,
         "[1]\n",
         "",
     )
     words = ("--pointer", "/n", "--type", "boolean", "--default", "false")
-    assert run("json-extract", *words, stdin=b'{"n": null}') == (0, "false\n", "")
-    code, _, err = run("json-extract", "--file", str(tmp_path / "missing"))
+    assert run_helper("json-extract", *words, stdin=b'{"n": null}') == (0, "false\n", "")
+    code, _, err = run_helper("json-extract", "--file", str(tmp_path / "missing"))
     assert code == 1
     assert "missing" in err
 
@@ -286,7 +290,7 @@ def test_json_extract_default_and_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["sequential", "random"])
 def test_paging_stress(pattern: str) -> None:
     words = ("--megabytes", "2", "--passes", "2", "--pattern", pattern)
-    assert run("paging-stress", *words) == (0, "", "")
+    assert run_helper("paging-stress", *words) == (0, "", "")
 
 
 @pytest.mark.parametrize(
@@ -300,14 +304,14 @@ def test_paging_stress(pattern: str) -> None:
     ],
 )
 def test_paging_stress_arguments(words: tuple[str, ...]) -> None:
-    code, out, err = run("paging-stress", *words)
+    code, out, err = run_helper("paging-stress", *words)
     assert (code, out) == (1, "")
     assert len(err.splitlines()) == 1
 
 
 def test_paging_stress_times_out() -> None:
     words = ("--megabytes", "64", "--passes", "1000000", "--max-seconds", "1")
-    code, out, err = run("paging-stress", *words)
+    code, out, err = run_helper("paging-stress", *words)
     assert (code, out) == (3, "")
     assert "1 s" in err
 
@@ -316,13 +320,13 @@ def test_paging_stress_times_out() -> None:
 
 
 def test_probe_exec_and_gate_are_stream(tmp_path: Path) -> None:
-    code, out, _ = run("probe-exec", "fs_tmp_write", cwd=tmp_path, PATH=PATH)
+    code, out, _ = run_helper("probe-exec", "fs_tmp_write", cwd=tmp_path, PATH=PATH)
     assert code == 0
     assert json.loads(out)["probe"]["id"] == "fs_tmp_write"
-    assert run("probe-contract-gate", "--static", "fs_tmp_write", PATH=PATH)[0] == 0
+    assert run_helper("probe-contract-gate", "--static", "fs_tmp_write", PATH=PATH)[0] == 0
 
 
-def script(tree: Path, name: str, body: str) -> None:
+def write_script(tree: Path, name: str, body: str) -> None:
     flags = " ".join(EMITTED).replace("baseline", '"$FENCE_RUN_MODE"').replace(" p ", f" {name} ")
     text = f'primary_capability_id="cap_fs_write_temp"\nprobe_name="{name}"\n{body}\n'
     emit = f'"${{BASH_SOURCE[0]%/*}}/../bin/emit-record" {flags}\n'
@@ -336,9 +340,9 @@ def test_probe_exec_as_published_scripts_call_it(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "probes").mkdir(parents=True)
     (tree / "bin").symlink_to(HELPERS)
-    script(tree, "good", ":")
-    script(tree, "breaks", "exit 7")
-    script(tree, "hangs", "exec perl -e 'sleep 1000'")
+    write_script(tree, "good", ":")
+    write_script(tree, "breaks", "exit 7")
+    write_script(tree, "hangs", "exec perl -e 'sleep 1000'")
 
     def probe_exec(*words: str) -> tuple[int, str, str]:
         done = subprocess.run(

@@ -24,7 +24,7 @@ STREAM = Path(sys.executable).with_name("stream")
 Results = dict[str, dict[str, object]]
 
 
-def matrix(
+def run_matrix(
     workspace: Path, *prefix: str, env: dict[str, str] | None = None, probes: Path = PROBES
 ) -> Results:
     """The result of each probe. Fails where one did not write its own valid record."""
@@ -50,23 +50,23 @@ def probes_of(*capabilities: str) -> list[str]:
     return [probe for probe, text in texts.items() if any(line in text for line in declared)]
 
 
-def repository(path: Path) -> Path:
+def make_repository(path: Path) -> Path:
     path.mkdir(parents=True)
     subprocess.run(["git", "init", "-q", path], check=True)
     (path / "README.md").write_text("a workspace\n")
     return path
 
 
-def traces(*places: Path) -> set[Path]:
+def list_traces(*places: Path) -> set[Path]:
     """What probes have made in these places, or where others may write as well."""
     places += tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/etc", "/usr", "/dev/mqueue")))
     return {path for place in places if place.is_dir() for path in place.glob("*stream-probe*")}
 
 
-def left_behind(before: set[Path], *places: Path) -> set[Path]:
+def find_left_behind(before: set[Path], *places: Path) -> set[Path]:
     """What stays. Another run on this machine has files there too: of probes that still run, as
     the number in the name shows, or that have removed them by now."""
-    new = {path for path in traces(*places) - before if not is_running(path)}
+    new = {path for path in list_traces(*places) - before if not is_running(path)}
     return {path for path in new if path.exists()}
 
 
@@ -85,14 +85,14 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_unconfined(tmp_path: Path, home: Path) -> None:
-    workspace = repository(tmp_path / "ws")
+    workspace = make_repository(tmp_path / "ws")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    before, seen = traces(), sorted(workspace.rglob("*"))
-    results = matrix(workspace, env={"HOME": str(home), "TMPDIR": str(scratch)})
+    before, seen = list_traces(), sorted(workspace.rglob("*"))
+    results = run_matrix(workspace, env={"HOME": str(home), "TMPDIR": str(scratch)})
     assert len(results) == len(list(PROBES.glob("*.sh")))
     assert sorted(workspace.rglob("*")) == seen
-    assert not left_behind(before, home)
+    assert not find_left_behind(before, home)
     assert not list(scratch.iterdir())
     for probe in (
         "fs_workspace_write_create",
@@ -131,11 +131,11 @@ def test_unconfined(tmp_path: Path, home: Path) -> None:
 
 def test_landlock(tmp_path: Path, home: Path) -> None:
     """Writes only where the harness keeps its own scratch files; no TCP."""
-    workspace = repository(tmp_path / "ws")
+    workspace = make_repository(tmp_path / "ws")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     env = {"HOME": str(home), "TMPDIR": str(scratch)}
-    results = matrix(workspace, *LANDLOCK, "--rw", str(scratch), "--no-tcp", "--", env=env)
+    results = run_matrix(workspace, *LANDLOCK, "--rw", str(scratch), "--no-tcp", "--", env=env)
     for probe in (
         "fs_workspace_write_create",
         "fs_git_metadata_write_guard",
@@ -162,8 +162,8 @@ def test_landlock(tmp_path: Path, home: Path) -> None:
 
 
 def test_a_listener_that_is_refused_is_no_denied_connection(tmp_path: Path) -> None:
-    workspace = repository(tmp_path / "ws")
-    results = matrix(workspace, *LANDLOCK, "--rw", "/tmp", "--no-bind", "--", env={})
+    workspace = make_repository(tmp_path / "ws")
+    results = run_matrix(workspace, *LANDLOCK, "--rw", "/tmp", "--no-bind", "--", env={})
     for probe in ("net_localhost_loopback", "net_tcp_connect_loopback"):
         assert results[probe]["observed_result"] == "error", (probe, results[probe])
         assert "listener" in str(results[probe]["message"])
@@ -172,8 +172,8 @@ def test_a_listener_that_is_refused_is_no_denied_connection(tmp_path: Path) -> N
 
 def test_without_proc(tmp_path: Path) -> None:
     """Hidden, so that the harness is blind: every probe has its own record all the same."""
-    workspace = repository(tmp_path / "ws")
-    results = matrix(workspace, *LANDLOCK, "--rw", "/tmp", "--hide", "/proc", "--")
+    workspace = make_repository(tmp_path / "ws")
+    results = run_matrix(workspace, *LANDLOCK, "--rw", "/tmp", "--hide", "/proc", "--")
     assert len(results) == len(list(PROBES.glob("*.sh")))
     assert results["fs_proc_other_list"]["observed_result"] == "denied"
 
@@ -237,10 +237,10 @@ def test_a_marker_with_a_negative_value(value: str, tmp_path: Path) -> None:
 def test_bubblewrap_read_only(tmp_path: Path, home: Path) -> None:
     if not shutil.which("bwrap"):
         pytest.skip("needs bubblewrap")
-    workspace = repository(tmp_path / "ws")
+    workspace = make_repository(tmp_path / "ws")
     sandbox = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     sandbox += ["--unshare-all", "--die-with-parent", "--new-session"]
-    results = matrix(workspace, *sandbox, env={"HOME": str(home)})
+    results = run_matrix(workspace, *sandbox, env={"HOME": str(home)})
     for probe in ("fs_workspace_write_create", "fs_home_dotfile_write", "fs_outside_workspace"):
         assert results[probe]["observed_result"] == "denied", (probe, results[probe])
         assert results[probe]["errno"] == "EROFS"
@@ -332,12 +332,12 @@ def test_a_process_that_is_just_gone_is_not_counted(tmp_path: Path) -> None:
 
 @every(3)
 def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path, step: int) -> None:
-    workspace = repository(tmp_path / "ws")
+    workspace = make_repository(tmp_path / "ws")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     env = {**os.environ, "HOME": str(home), "TMPDIR": str(scratch)}
     places = (home, workspace, workspace / ".git", workspace / ".git" / "hooks")
-    before = traces()
+    before = list_traces()
     command = [STREAM, "matrix", "--as-completed", "--probes", PROBES, "--workspace", workspace]
     counts = (0, 1, 3, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 50, 66, 80)
     for records in counts[::step]:
@@ -354,25 +354,25 @@ def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path, step: 
             run.send_signal(signal.SIGTERM)
             run.stdout.read()
         assert run.returncode != 0
-        assert not left_behind(before, *places), records
+        assert not find_left_behind(before, *places), records
         assert not list(scratch.iterdir()), records
 
 
 def test_nothing_writable_at_all(tmp_path: Path) -> None:
     """No place for scratch files anywhere: a tree with its helpers, as installed, runs in place."""
-    workspace = repository(tmp_path / "ws")
+    workspace = make_repository(tmp_path / "ws")
     tree = tmp_path / "tree"
     shutil.copytree(PROBES, tree / "probes")
     (tree / "bin").symlink_to(HELPERS)
-    results = matrix(workspace, *LANDLOCK, "--", probes=tree / "probes")
+    results = run_matrix(workspace, *LANDLOCK, "--", probes=tree / "probes")
     assert results["fs_workspace_write_create"]["observed_result"] == "denied"
     assert results["fs_read_workspace_tree"]["observed_result"] == "success"
 
 
 def test_an_older_bash(tmp_path: Path) -> None:
     """What bash 5 can take back of its newer behaviour, it does."""
-    workspace = repository(tmp_path / "ws")
-    results = matrix(workspace, env={"BASH_COMPAT": "3.2"})
+    workspace = make_repository(tmp_path / "ws")
+    results = run_matrix(workspace, env={"BASH_COMPAT": "3.2"})
     assert results["fs_workspace_write_create"]["observed_result"] == "success"
 
 

@@ -53,7 +53,7 @@ from tests.evidence.raw import raw, raw_open
 from tests.recorder.runs import observe
 from tests.sweeping import every
 from tests.transformers.cells import PLAIN
-from tests.transformers.runs import encoded, good_run
+from tests.transformers.runs import encode_run, good_run
 
 __all__ = ["place"]
 
@@ -63,7 +63,7 @@ def split_lines(files: Files) -> list[bytes]:
 
 
 _OTHER = good_run()[0]["session"]["run_id"].encode()
-EVENTS = [line.replace(_OTHER, RUN.encode()) for line in encoded(good_run())]
+EVENTS = [line.replace(_OTHER, RUN.encode()) for line in encode_run(good_run())]
 LINES = [*split_lines({**make_layers(), **make_artifacts()}), *EVENTS, b"", b"x"]
 
 

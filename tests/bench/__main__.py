@@ -22,7 +22,7 @@ from tests.bench.archiving import EVENTS
 from tests.bench.evidence import write_raw
 from tests.bench.kernel import bench_kernel
 from tests.bench.measuring import STREAM, Row, Run, race, run
-from tests.bench.observing import fill
+from tests.bench.observing import fill_folder
 from tests.transformers.runs import many_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -304,20 +304,24 @@ def bench_start(scratch: Path) -> list[Row]:
 
 
 def bench_observe(scratch: Path) -> list[Row]:
-    return [*_quick_run(scratch), *_large_workspaces(scratch), *_long_output(scratch)]
+    return [
+        *_bench_quick_run(scratch),
+        *_bench_large_workspaces(scratch),
+        *_bench_long_output(scratch),
+    ]
 
 
-def _observe(scratch: Path, *words: str | Path, **how: Any) -> Run:
+def _run_observe(scratch: Path, *words: str | Path, **how: Any) -> Run:
     """Of a run whose folder is not removed: what was removed just before makes the next file
     dear on some file systems."""
     runs = tempfile.mkdtemp(dir=scratch, prefix="runs-")
     return run([STREAM, "observe", "-q", "--runs", runs, *map(str, words)], **how)
 
 
-def _quick_run(scratch: Path) -> list[Row]:
+def _bench_quick_run(scratch: Path) -> list[Row]:
     ours, version, alone = race(
         30,
-        lambda: _observe(scratch, "--workspace", "empty", "--", "true"),
+        lambda: _run_observe(scratch, "--workspace", "empty", "--", "true"),
         lambda: run([STREAM, "--version"]),
         lambda: run(["true"]),
     )
@@ -334,18 +338,20 @@ def _quick_run(scratch: Path) -> list[Row]:
     ]
 
 
-def _large_workspaces(scratch: Path) -> list[Row]:
+def _bench_large_workspaces(scratch: Path) -> list[Row]:
     few, many = scratch / "few", scratch / "many"
-    fill(few, 20_000, 4_000)
-    fill(many, 200_000, 10)
+    fill_folder(few, 20_000, 4_000)
+    fill_folder(many, 200_000, 10)
     agent = ("--", "sh", "-c", "echo changed >d0/e0/f7.txt")
 
     def copied(source: Path) -> Run:
         return run(["cp", "-a", str(source), tempfile.mkdtemp(dir=scratch)])
 
-    small, copy = race(3, lambda: _observe(scratch, "--source", few, *agent), lambda: copied(few))
+    small, copy = race(
+        3, lambda: _run_observe(scratch, "--source", few, *agent), lambda: copied(few)
+    )
     large, copies = race(
-        1, lambda: _observe(scratch, "--source", many, *agent), lambda: copied(many)
+        1, lambda: _run_observe(scratch, "--source", many, *agent), lambda: copied(many)
     )
     rows = []
     for what, mine, floor in (
@@ -366,7 +372,7 @@ def _large_workspaces(scratch: Path) -> list[Row]:
     return rows
 
 
-def _long_output(scratch: Path) -> list[Row]:
+def _bench_long_output(scratch: Path) -> list[Row]:
     agent = f"head -c {1 << 30} /dev/zero"
 
     def ours() -> Run:

@@ -37,7 +37,7 @@ def fill_run(place: str) -> None:
     encode_lines = msgspec.json.Encoder().encode_lines
     with (folder / KERNEL_FILE).open("wb") as file:
         for first in range(0, EVENTS, _BATCH):
-            events = [_opened(seq, chance) for seq in range(first, first + _BATCH)]
+            events = [_open_event(seq, chance) for seq in range(first, first + _BATCH)]
             file.write(encode_lines(events))
             replay.add_records(KERNEL_FILE, events)
     replay.finish()
@@ -60,7 +60,7 @@ def fill_run(place: str) -> None:
     )
 
 
-def _opened(seq: int, chance: random.Random) -> KernelEvent:
+def _open_event(seq: int, chance: random.Random) -> KernelEvent:
     place = f"src/module{chance.randrange(3000)}/file{chance.randrange(100)}.py"
     return KernelEvent(
         run_id=RUN,

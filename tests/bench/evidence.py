@@ -14,11 +14,11 @@ def write_raw(target: Path, count: int) -> None:
     encode = msgspec.json.Encoder().encode
     with target.open("wb") as file:
         for number in range(count):
-            file.write(encode(_open(number)) + b"\n")
+            file.write(encode(_raw_open(number)) + b"\n")
         file.write(encode(RawCapture(feed="ebpf", got=count, seen=count)) + b"\n")
 
 
-def _open(number: int) -> RawEvent:
+def _raw_open(number: int) -> RawEvent:
     folder = "/usr/lib/python3" if number % 5 == 0 else f"/srv/project/src/part{number % 40}"
     name, path = f"file-{number}.txt", f"{folder}/file-{number}.txt"
     is_missing = number % 10 == 3

@@ -49,8 +49,8 @@ def bench_kernel(scratch: Path) -> list[Row]:
         print("the kernel feed needs root: not measured", file=sys.stderr)
         return []
     with _memory_folder(scratch) as folder:
-        rows = _opens(scratch, folder)
-    return [*rows, _recorder_alone(scratch), *_realistic(scratch)]
+        rows = _bench_opens(scratch, folder)
+    return [*rows, _recorder_alone(scratch), *_bench_realistic(scratch)]
 
 
 @contextmanager
@@ -69,19 +69,19 @@ def _memory_folder(scratch: Path) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-def _opens(scratch: Path, folder: Path) -> list[Row]:
+def _bench_opens(scratch: Path, folder: Path) -> list[Row]:
     program = scratch / "many-opens"
     subprocess.run(["gcc", "-O1", "-w", "-o", program, PROGRAM], check=True)
     once = [str(program), str(folder), str(OPENS), "2"]
     often = [*once, str(ROUNDS)]
-    alone, traced = _timed(once), _watched(scratch, "ebpf", once)
+    alone, traced = _time_command(once), _watch_command(scratch, "ebpf", once)
     for _ in range(4):
-        alone = min(alone, _timed(once))
-        traced = min(traced, _watched(scratch, "ebpf", once), key=lambda one: one.written)
+        alone = min(alone, _time_command(once))
+        traced = min(traced, _watch_command(scratch, "ebpf", once), key=lambda one: one.written)
     assert traced.events >= OPENS
-    sustained = _watched(scratch, "ebpf", often)
+    sustained = _watch_command(scratch, "ebpf", often)
     rate = sustained.events / sustained.written
-    plain = _timed(often)
+    plain = _time_command(often)
     return [
         Row(
             f"`observe --kernel ebpf`, {OPENS:,} opens by two processes, all lines written",
@@ -139,8 +139,8 @@ def _recorder_alone(scratch: Path) -> Row:
     )
 
 
-def _realistic(scratch: Path) -> list[Row]:
-    repository = _repository(scratch / "repository")
+def _bench_realistic(scratch: Path) -> list[Row]:
+    repository = _make_repository(scratch / "repository")
     library = scratch / "library"
     library.mkdir()
     for name in ("asyncio", "email", "http", "json", "unittest", "xml", "logging", "ctypes"):
@@ -153,14 +153,14 @@ def _realistic(scratch: Path) -> list[Row]:
             [sys.executable, "-m", "compileall", "-q", "-f", str(library)],
             1.10,
         ),
-        ("10 times npm --version", _repeated(10, "npm --version"), 1.05),
-        ("20 times git status", _repeated(20, f"git -C {repository} status"), 1.3),
+        ("10 times npm --version", _repeat_command(10, "npm --version"), 1.05),
+        ("20 times git status", _repeat_command(20, f"git -C {repository} status"), 1.3),
     ):
         plain = ebpf = strace = float("inf")
         for _ in range(9):
-            plain = min(plain, _timed(command))
-            ebpf = min(ebpf, _watched(scratch, "ebpf", command).seconds)
-            strace = min(strace, _watched(scratch, "strace", command).seconds)
+            plain = min(plain, _time_command(command))
+            ebpf = min(ebpf, _watch_command(scratch, "ebpf", command).seconds)
+            strace = min(strace, _watch_command(scratch, "strace", command).seconds)
         ratio = ebpf / plain
         slow = strace / plain
         rows.append(
@@ -176,7 +176,7 @@ def _realistic(scratch: Path) -> list[Row]:
     return rows
 
 
-def _repository(folder: Path) -> Path:
+def _make_repository(folder: Path) -> Path:
     """Make a git repository with one commit of what is measured and what measures it."""
     skipped = shutil.ignore_patterns("__pycache__")
     for source in (Path(stream.__file__).parent, ROOT / "tests"):
@@ -187,17 +187,17 @@ def _repository(folder: Path) -> Path:
     return folder
 
 
-def _repeated(times: int, command: str) -> list[str]:
+def _repeat_command(times: int, command: str) -> list[str]:
     return ["sh", "-c", f"for i in $(seq {times}); do {command}; done"]
 
 
-def _timed(argv: list[str]) -> float:
+def _time_command(argv: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
-def _watched(scratch: Path, feed: str, argv: list[str]) -> Watched:
+def _watch_command(scratch: Path, feed: str, argv: list[str]) -> Watched:
     runs = Path(tempfile.mkdtemp(dir=scratch, prefix="runs-"))
     words = ["--kernel", feed, "--require", "kernel", "--workspace", "empty", "--no-wrap"]
     command = [STREAM, "observe", "-q", "--runs", str(runs), "--run-id", "one", *words, "--", *argv]
@@ -206,13 +206,13 @@ def _watched(scratch: Path, feed: str, argv: list[str]) -> Watched:
     summary = json.loads((run / "artifacts/summary.json").read_bytes())
     capture = json.loads((run / "companion.json").read_bytes())["capture"]
     seconds = summary["duration_ms"] / 1000
-    late = (run / "layers/kernel.ndjson").stat().st_mtime - _ended(run)
+    late = (run / "layers/kernel.ndjson").stat().st_mtime - _find_end(run)
     shutil.rmtree(runs)
     lost = capture["dropped"] + capture["misses"] + capture["unparsed"]
     return Watched(seconds, seconds + max(0.0, late), summary["kernel_events"], lost)
 
 
-def _ended(run: Path) -> float:
+def _find_end(run: Path) -> float:
     for event in map(json.loads, (run / "events.jsonl").read_bytes().splitlines()):
         if event["event_type"] == "agent_completed":
             return datetime.fromisoformat(event["timestamp"]).timestamp()

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 
-def fill(root: Path, count: int, size: int) -> None:
+def fill_folder(root: Path, count: int, size: int) -> None:
     """Files of `size` bytes on average, 50 to a folder."""
     chance = random.Random(1)
     data = chance.randbytes(1 << 20)

@@ -14,7 +14,7 @@ from tests.cli.command import CAPABILITY, Place
 NAMED = "boundary-descriptor.json"
 
 
-def pattern(version: str) -> dict[str, Any]:
+def make_pattern(version: str) -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(
         (BUNDLE / "schema" / "boundary_object_schema.json").read_text()
     )
@@ -25,7 +25,7 @@ def pattern(version: str) -> dict[str, Any]:
 
 @pytest.fixture
 def descriptor(place: Place) -> Path:
-    (place.root / "pattern.json").write_text(json.dumps(pattern("boundary_event_v2")))
+    (place.root / "pattern.json").write_text(json.dumps(make_pattern("boundary_event_v2")))
     path = place.root / "mine.json"
     path.write_text(
         json.dumps(
@@ -96,7 +96,7 @@ def test_a_pattern_that_keeps_the_name_is_refused(place: Place, command: str) ->
         "schema_version": "boundary_schema_v1",
         "key": "mine-v1",
         "pattern_version": "boundary_event_v1",
-        "schema": pattern("boundary_event_v1"),
+        "schema": make_pattern("boundary_event_v1"),
     }
     (place.workspace / "same.json").write_text(json.dumps(document))
     done = place.stream(*command.split(), "--boundary", "same.json")
@@ -112,7 +112,7 @@ def test_what_came_with_the_records_reads_no_other_file(place: Place, descriptor
     (folder / "events.jsonl").write_bytes(b"")
     (folder / "boundary.ndjson").write_bytes(data)
     (folder / NAMED).write_bytes(descriptor.read_bytes())  # which names a file next to it
-    (folder / "pattern.json").write_text(json.dumps(pattern("boundary_event_v2")))
+    (folder / "pattern.json").write_text(json.dumps(make_pattern("boundary_event_v2")))
     done = place.stream("verify", folder)
     assert done.code == 1
     assert "$.schema_path: it came without its pattern" in done.err
@@ -122,7 +122,7 @@ def test_what_came_with_the_records_reads_no_other_file(place: Place, descriptor
 def test_the_gate_holds_a_record_to_the_pattern_that_is_named(
     place: Place, descriptor: Path, *, is_flag: bool
 ) -> None:
-    schema = pattern("boundary_event_v2")
+    schema = make_pattern("boundary_event_v2")
     schema["properties"]["operation"]["properties"]["verb"] = {"enum": ["fly"]}
     (descriptor.parent / "pattern.json").write_text(json.dumps(schema))
     words = ["--boundary", str(descriptor)] if is_flag else []

@@ -12,23 +12,23 @@ import pytest
 from stream.transformers.event_rules import event_rules
 from tests.cli.command import Place
 from tests.folders import Folder
-from tests.transformers.runs import encoded, good_run, published
+from tests.transformers.runs import as_published, encode_run, good_run
 
-GOOD = b"".join(b"%s\n" % line for line in encoded(good_run()))
+GOOD = b"".join(b"%s\n" % line for line in encode_run(good_run()))
 WRONG = GOOD.replace(b'"environment":"local"', b'"environment":"lab"', 1)
 PLAIN = b'{"schema": "somebody.else.v1",  "x": [1, 2.50]}\n'
 
 
 def test_a_good_file_prints_nothing_on_stdout(place: Place) -> None:
-    for name, data in (("events.jsonl", GOOD), ("p", _published())):
+    for name, data in (("events.jsonl", GOOD), ("p", _published_lines())):
         (place.workspace / name).write_bytes(data)
         done = place.stream("check", name)
         assert (done.code, done.out) == (0, b"")
         assert "9 events of 1 run; 0 findings" in done.err
 
 
-def _published() -> bytes:
-    return b"".join(b"%s\n" % line for line in encoded(published(good_run())))
+def _published_lines() -> bytes:
+    return b"".join(b"%s\n" % line for line in encode_run(as_published(good_run())))
 
 
 def test_findings_of_a_file_are_records_and_sentences(place: Place) -> None:
@@ -173,7 +173,7 @@ def test_events_full_of_junk_are_findings(place: Place) -> None:
     run: list[Any] = good_run()
     for number, part in enumerate(("session", "request", "model_output", "agent_action")):
         run[number][part] = [None, {"a": [1.5]}, "x" * 5000][number % 3]
-    done = place.stream("check", "-", data=b"\n".join(encoded(run)))
+    done = place.stream("check", "-", data=b"\n".join(encode_run(run)))
     assert done.code == 1
     assert len(done.out.splitlines()) == 9
     assert all(len(line) < 600 for line in done.err.splitlines())

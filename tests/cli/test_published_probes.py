@@ -96,11 +96,11 @@ def tree(place: Place) -> Path:
     (root / "docs" / "README.md").write_text("A published tree.\n")
     (root / "README.md").symlink_to("docs/README.md")
     for name, body in BODIES.items():
-        publish(root, name, PROBES[name], body)
+        write_probe(root, name, PROBES[name], body)
     return root
 
 
-def publish(tree: Path, name: str, capability: str, body: str) -> None:
+def write_probe(tree: Path, name: str, capability: str, body: str) -> None:
     text = HEAD.replace("@ID@", name).replace("@CAPABILITY@", capability) + body
     write_script(tree / "probes" / f"{name}.sh", text)
 
@@ -170,7 +170,7 @@ def test_a_bin_is_lent_to_all_who_need_it(place: Place, tree: Path) -> None:
     """The last one takes it away, and one that was left by a killed run."""
     waits, goes_on = place.make_fifo("waits"), place.make_fifo("goes-on")
     body = f'echo >"{waits}"; read -r _ <"{goes_on}"; status=success; report wait here\n'
-    publish(tree, "waits", READ, body)
+    write_probe(tree, "waits", READ, body)
     folder = tree / "probes"
     first = place.start("matrix", "--probes", folder, "--probe", "waits")
     waits.read_text()
@@ -195,7 +195,7 @@ def test_a_bin_that_another_stream_left_is_replaced(
         shutil.copytree(HELPERS, left)
     (tree / "bin").symlink_to(f"{left}/.")
     body = 'status=success\nreport write "$(readlink "${repo_root}/bin")"\n'
-    publish(tree, "whose", "cap_fs_write_temp", body)
+    write_probe(tree, "whose", "cap_fs_write_temp", body)
     done = place.stream("matrix", "--probes", tree / "probes", "--probe", "whose")
     assert done.code == 0, done.err
     assert [record["operation"]["target"] for record in done.records] == [LINK]
@@ -219,7 +219,7 @@ def test_a_tree_that_another_program_has_locked_is_not_waited_for(place: Place, 
 
 def test_an_interrupted_run_takes_its_bin_away(place: Place, tree: Path) -> None:
     waits = place.make_fifo("waits")
-    publish(tree, "waits", READ, f'echo >"{waits}"; exec {SLEEP}')
+    write_probe(tree, "waits", READ, f'echo >"{waits}"; exec {SLEEP}')
     run = place.start("matrix", "--probes", tree / "probes", "--probe", "waits")
     waits.read_text()
     assert (tree / "bin").is_symlink()
@@ -261,7 +261,7 @@ def test_a_target_in_a_folder_of_the_harness_is_none_of_the_workspace(
         ("lent", WRITE, "${repo_root}/bin/x"),
         ("stays", "cap_fs_write_temp", "${TMPDIR}/x"),
     ):
-        publish(tree, name, capability, f'status=success\nreport write "{target}"\n')
+        write_probe(tree, name, capability, f'status=success\nreport write "{target}"\n')
     if own_helper:  # that writes plain JSON, by the stream that is tested
         place.env["PATH"] = f"{Path(STREAM).parent}:{place.env['PATH']}"
         shutil.copytree(HELPERS, tree / "bin")

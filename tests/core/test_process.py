@@ -57,7 +57,7 @@ def python_command(code: str, *args: str) -> list[str]:
     return [*PYTHON, PRELUDE + code, *args]
 
 
-async def run(*argv: str, timeout: float = LIMIT, **options: Any) -> Captured:
+async def capture_command(*argv: str, timeout: float = LIMIT, **options: Any) -> Captured:
     given: dict[str, Any] = {
         "env": {"PATH": os.environ["PATH"]},
         "cwd": "/",
@@ -69,7 +69,7 @@ async def run(*argv: str, timeout: float = LIMIT, **options: Any) -> Captured:
 
 
 async def run_python(code: str, *args: str, **options: Any) -> Captured:
-    got = await run(*python_command(code, *args), **options)
+    got = await capture_command(*python_command(code, *args), **options)
     assert not got.stderr.head, got.stderr.head.decode()
     return got
 
@@ -96,7 +96,7 @@ def list_descendants(pid: int) -> dict[int, str]:
         inside |= more
 
 
-def descriptors() -> list[str]:
+def list_descriptors() -> list[str]:
     return sorted(os.listdir("/dev/fd"), key=int)  # noqa: PTH208
 
 
@@ -110,13 +110,13 @@ def no_other_children() -> None:
 def leaves_nothing() -> Iterator[None]:
     """After every test: no process of it is left, no descriptor is open, no tree is known."""
     before = list_descendants(os.getpid())
-    opened = descriptors()
+    opened = list_descriptors()
     yield
     assert Reaper.get().end_strays() == []
     assert Reaper.get().trees == []
     left = {p: name for p, name in list_descendants(os.getpid()).items() if p not in before}
     assert left == {}
-    assert descriptors() == opened
+    assert list_descriptors() == opened
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def straggler_names(got: Captured) -> list[str]:
 
 
 async def test_what_it_wrote_and_how_it_ended() -> None:
-    got = await run("sh", "-c", "echo out; echo err >&2; exit 7")
+    got = await capture_command("sh", "-c", "echo out; echo err >&2; exit 7")
     assert got == Captured(
         StreamHead(1000, bytearray(b"out\n"), 4),
         StreamHead(1000, bytearray(b"err\n"), 4),
@@ -143,13 +143,13 @@ async def test_what_it_wrote_and_how_it_ended() -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 126, 127, 128, 255])
 async def test_exit_codes(code: int) -> None:
-    got = await run("sh", "-c", f"exit {code}")
+    got = await capture_command("sh", "-c", f"exit {code}")
     assert (got.exit_code, got.signal) == (code, None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGPIPE])
 async def test_signals(number: signal.Signals) -> None:
-    got = await run("sh", "-c", f"kill -{number.value} $$")
+    got = await capture_command("sh", "-c", f"kill -{number.value} $$")
     assert (got.exit_code, got.signal, got.timed_out) == (None, number.name, False)
 
 
@@ -165,7 +165,7 @@ async def test_stdin_is_empty_and_the_session_is_its_own() -> None:
 
 
 async def test_environment_and_folder_are_what_was_given(tmp_path: Path) -> None:
-    got = await run("sh", "-c", "pwd; env", env={"ONLY": "this"}, cwd=str(tmp_path))
+    got = await capture_command("sh", "-c", "pwd; env", env={"ONLY": "this"}, cwd=str(tmp_path))
     lines = set(got.stdout.head.decode().splitlines())
     assert {str(tmp_path), "ONLY=this"} <= lines
     assert not any(line.startswith(("HOME=", "PATH=/")) and "sh" in line for line in lines)
@@ -227,7 +227,7 @@ def write_script(path: Path, text: str, mode: int = 0o755) -> str:
 
 
 async def test_spawn_failures(tmp_path: Path) -> None:
-    opened = descriptors()
+    opened = list_descriptors()
     missing = "no such file or directory"
     no_shebang = write_script(tmp_path / "plain", "echo hello\n")
     no_mode = write_script(tmp_path / "mode", "#!/bin/sh\n", 0o644)
@@ -240,14 +240,14 @@ async def test_spawn_failures(tmp_path: Path) -> None:
         (str(tmp_path), "permission denied"),
         (f"{no_mode}/x", "not a directory"),
     ):
-        got = await run(argv)
+        got = await capture_command(argv)
         assert got == capture_module.not_started(expected), argv
-    assert descriptors() == opened
+    assert list_descriptors() == opened
 
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
-    got = await run("true", cwd=gone)
+    got = await capture_command("true", cwd=gone)
     assert got.spawn_error == f"{gone}: no such file or directory"
     assert got.exit_code is None
 
@@ -257,7 +257,7 @@ async def test_a_missing_null_device_is_named(
 ) -> None:
     """As in a sandbox without a /dev of its own: the program is not what is refused."""
     monkeypatch.setattr(os, "devnull", str(tmp_path / "null"))
-    got = await run("true")
+    got = await capture_command("true")
     assert got.spawn_error == f"{tmp_path}/null: no such file or directory"
 
 
@@ -322,13 +322,15 @@ for backend in ("asyncio", "trio"):
 
 
 async def test_only_the_head_is_kept() -> None:
-    got = await run("sh", "-c", "printf 12345678; printf abc >&2", stdout_limit=3, stderr_limit=0)
+    got = await capture_command(
+        "sh", "-c", "printf 12345678; printf abc >&2", stdout_limit=3, stderr_limit=0
+    )
     assert (bytes(got.stdout.head), got.stdout.total) == (b"123", 8)
     assert (bytes(got.stderr.head), got.stderr.total) == (b"", 3)
 
 
 async def test_the_limit_itself_is_kept() -> None:
-    got = await run("sh", "-c", "printf 123", stdout_limit=3)
+    got = await capture_command("sh", "-c", "printf 123", stdout_limit=3)
     assert (bytes(got.stdout.head), got.stdout.total) == (b"123", 3)
 
 
@@ -340,7 +342,7 @@ def test_a_flood_on_both_is_counted_and_not_held(backend: str) -> None:
     flood = f"head -c {size} /dev/zero & head -c {size} /dev/zero >&2; wait"
 
     async def run_flood() -> Captured:
-        return await run("sh", "-c", flood, stdout_limit=1 << 20, stderr_limit=4096)
+        return await capture_command("sh", "-c", flood, stdout_limit=1 << 20, stderr_limit=4096)
 
     got = anyio.run(run_flood, backend=backend)
     assert (got.exit_code, got.stragglers) == (0, [])
@@ -374,7 +376,9 @@ async def test_a_program_that_reads_its_own_pipe(
             stolen = len(os.read(Reaper.get().trees[0].pipes[0], steal))
 
     monkeypatch.setattr(capture_module, "wait_readable", wait_readable)
-    got = await run("sh", "-c", "printf ab; read x </dev/null; exec sleep 60", timeout=0.3)
+    got = await capture_command(
+        "sh", "-c", "printf ab; read x </dev/null; exec sleep 60", timeout=0.3
+    )
     assert got.timed_out
     assert stolen
     assert got.stdout.total == 2 - stolen
@@ -420,7 +424,7 @@ rest()
 
 
 async def test_no_time_at_all() -> None:
-    got = await run("sleep", "60", timeout=0)
+    got = await capture_command("sleep", "60", timeout=0)
     assert (got.timed_out, got.signal) == (True, "SIGTERM")
 
 
@@ -545,9 +549,9 @@ def hide_kernel_features(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_timeouts_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
     hide_kernel_features(monkeypatch)
     monkeypatch.setattr(capture_module, "KILL_AFTER", 0.1)
-    got = await run("sleep", "60", timeout=0.2)
+    got = await capture_command("sleep", "60", timeout=0.2)
     assert (got.timed_out, got.signal) == (True, "SIGTERM")
-    got = await run("sh", "-c", "trap '' TERM; while :; do :; done", timeout=0.2)
+    got = await capture_command("sh", "-c", "trap '' TERM; while :; do :; done", timeout=0.2)
     assert (got.timed_out, got.signal) == (True, "SIGKILL")
 
 
@@ -558,7 +562,7 @@ async def test_many_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[Captured] = []
 
     async def one(fifo: str) -> None:
-        results.append(await run("sh", "-c", f"read x < {fifo}"))
+        results.append(await capture_command("sh", "-c", f"read x < {fifo}"))
 
     with tempfile.TemporaryDirectory() as folder:
         fifo = str(Path(folder, "fifo"))
@@ -578,7 +582,7 @@ async def test_many_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 async def test_a_pipe_held_in_the_background_holds_nobody_up() -> None:
     started = time.monotonic()
-    got = await run("sh", "-c", "sleep 60 & echo done")
+    got = await capture_command("sh", "-c", "sleep 60 & echo done")
     assert time.monotonic() - started < 20
     assert got.exit_code == 0
     assert got.stdout.head == b"done\n"
@@ -655,7 +659,7 @@ async def test_a_chain_of_processes_that_fork_and_end(how: str) -> None:
 async def test_a_chain_and_a_stray() -> None:
     """That somebody else's orphan is in sight does not hide ours."""
     async with create_task_group() as tasks:
-        tasks.start_soon(run, "sleep", "60")
+        tasks.start_soon(capture_command, "sleep", "60")
         await run_python(leader_leaving(NAMELESS), "stray")
         got = await run_python(CHAIN, "session-closed")
         assert got.stragglers
@@ -782,8 +786,8 @@ async def test_an_escapee_without_a_name_keeps_its_pipe() -> None:
     """No session, environment or parent shows whose it is; the pipe that it holds does."""
     escape = NAMELESS.replace("os.closerange(0, 3);", "")
     async with create_task_group() as tasks:
-        tasks.start_soon(run, "sleep", "60")
-        results = [await run_python(leader_leaving(escape)), await run("true")]
+        tasks.start_soon(capture_command, "sleep", "60")
+        results = [await run_python(leader_leaving(escape)), await capture_command("true")]
         tasks.cancel_scope.cancel()
     assert [straggler_names(got) for got in results] == [["escapee"], []]
 
@@ -791,7 +795,7 @@ async def test_an_escapee_without_a_name_keeps_its_pipe() -> None:
 @contained
 async def test_what_no_tree_is_known_for_is_a_stray() -> None:
     async with create_task_group() as tasks:
-        tasks.start_soon(run, "sleep", "60")  # so that none of the others is alone
+        tasks.start_soon(capture_command, "sleep", "60")  # so that none of the others is alone
         for number in range(3):
             got = await run_python(leader_leaving(NAMELESS), f"stray{number}")
             assert (got.exit_code, got.stragglers) == (0, [])
@@ -807,7 +811,7 @@ async def test_the_children_of_a_stray_are_strays() -> None:
     code = leader_leaving(NAMELESS.replace("os.write(", forks))
     code = code.replace("wait_ready()", "os.close(w)\nfor _ in range(8): os.read(r, 1)")
     async with create_task_group() as tasks:
-        tasks.start_soon(run, "sleep", "60")
+        tasks.start_soon(capture_command, "sleep", "60")
         got = await run_python(code, "stray")
         assert (got.exit_code, got.stragglers) == (0, [])
         tasks.cancel_scope.cancel()
@@ -827,7 +831,7 @@ async def test_a_stray_is_not_blamed_on_the_next_tree() -> None:
         fifo = str(Path(folder, "fifo"))
         os.mkfifo(fifo)
         async with create_task_group() as tasks:
-            tasks.start_soon(run, "sleep", "60")
+            tasks.start_soon(capture_command, "sleep", "60")
             await run_python(leader_leaving(code), "stray", fifo)
             tasks.cancel_scope.cancel()
         (stray,) = [
@@ -840,7 +844,7 @@ async def test_a_stray_is_not_blamed_on_the_next_tree() -> None:
     assert len(Reaper.get().end_strays()) == 1
 
 
-def start(argv: list[str]) -> subprocess.Popen[bytes]:
+def start_unrelated(argv: list[str]) -> subprocess.Popen[bytes]:
     """As somebody else would, who knows nothing of us."""
     return subprocess.Popen(argv, stdout=subprocess.PIPE)
 
@@ -860,7 +864,7 @@ def status_of(child: subprocess.Popen[bytes]) -> int:
 @contained
 async def test_who_was_there_before_us_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "os.close(r); os.setsid() if len(sys.argv) > 1 else 0; print(flush=True); rest()"
-    before = [start(python_command(code, *args)) for args in ((), ("session",))]
+    before = [start_unrelated(python_command(code, *args)) for args in ((), ("session",))]
     try:
         for child in before:
             assert child.stdout is not None
@@ -882,14 +886,14 @@ async def test_who_was_there_before_us_is_left_alone(monkeypatch: pytest.MonkeyP
 @contained
 async def test_what_others_start_in_our_session_is_left_alone() -> None:
     """A process of a tree is never in our session, so who is there belongs to someone else."""
-    child = start(["sleep", "60"])
+    child = start_unrelated(["sleep", "60"])
     try:
         got = await run_python(leader_leaving(KEEPS_PIPE))
         assert straggler_names(got) == ["escapee"]
         assert child.poll() is None
     finally:
         make_zombie(child)
-    assert (await run("true")).stragglers == []
+    assert (await capture_command("true")).stragglers == []
     assert status_of(child) == -signal.SIGKILL
 
 
@@ -965,14 +969,14 @@ async def test_cancellation_leaves_nothing(escape: str, tmp_path: Path) -> None:
         "wait_ready()", "os.close(w)\nos.read(r, 1)" if escape != "rest()" else ""
     )
     code += f"\nos.write(os.open({str(fifo)!r}, os.O_WRONLY), b'.')\nrest()\n"
-    opened = descriptors()
+    opened = list_descriptors()
     try:
         async with create_task_group() as tasks:
-            tasks.start_soon(run, *python_command(code))
+            tasks.start_soon(capture_command, *python_command(code))
             await anyio.wait_readable(hold)
             tasks.cancel_scope.cancel()
         assert list_descendants(os.getpid()) == {}
-        assert descriptors() == opened
+        assert list_descriptors() == opened
     finally:
         os.close(hold)
 
@@ -989,7 +993,7 @@ async def test_cancellation_after_the_leader_ended(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(capture_module, "_end_rest_of_tree", settle)
     async with create_task_group() as tasks:
-        tasks.start_soon(run, *python_command(leader_leaving(IGNORES)))
+        tasks.start_soon(capture_command, *python_command(leader_leaving(IGNORES)))
         await settling.wait()
         tasks.cancel_scope.cancel()
     assert list_descendants(os.getpid()) == {}
@@ -998,20 +1002,20 @@ async def test_cancellation_after_the_leader_ended(monkeypatch: pytest.MonkeyPat
 async def test_cancellation_before_the_first_wait() -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await run("sleep", "60")
+        await capture_command("sleep", "60")
     assert scope.cancelled_caught
     assert list_descendants(os.getpid()) == {}
 
 
 async def test_cancellation_of_many() -> None:
-    opened = descriptors()
+    opened = list_descriptors()
     async with create_task_group() as tasks:
         for _ in range(20):
-            tasks.start_soon(run, "sh", "-c", "sleep 60 & sleep 60")
+            tasks.start_soon(capture_command, "sh", "-c", "sleep 60 & sleep 60")
         await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     assert list_descendants(os.getpid()) == {}
-    assert descriptors() == opened
+    assert list_descriptors() == opened
 
 
 @contained
@@ -1059,7 +1063,7 @@ async def test_an_escapee_in_the_middle_of_an_exec(
 async def test_orphans_without_end() -> None:
     """They end faster than they can be counted; a limit holds all the same."""
     started = time.monotonic()
-    got = await run("sh", "-c", "while :; do ( : & ); done", timeout=0.5)
+    got = await capture_command("sh", "-c", "while :; do ( : & ); done", timeout=0.5)
     assert got.timed_out
     assert time.monotonic() - started < 10
 
@@ -1129,14 +1133,16 @@ async def test_a_group_is_ended(escape: str) -> None:
 
 @pytest.mark.usefixtures("groups_only")
 async def test_a_group_that_ends_in_time_is_no_straggler() -> None:
-    got = await run("sh", "-c", "echo fine")
+    got = await capture_command("sh", "-c", "echo fine")
     assert (got.exit_code, got.stragglers) == (0, [])
 
 
 @pytest.mark.usefixtures("groups_only")
 async def test_time_is_up_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "KILL_AFTER", 0.1)
-    got = await run("sh", "-c", "trap '' TERM; sleep 60 & while :; do :; done", timeout=0.2)
+    got = await capture_command(
+        "sh", "-c", "trap '' TERM; sleep 60 & while :; do :; done", timeout=0.2
+    )
     assert (got.timed_out, got.signal) == (True, "SIGKILL")
     assert not any(state[0] != "Z" for state in list_descendants(os.getpid()).values())
 

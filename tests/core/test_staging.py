@@ -13,7 +13,7 @@ from stream.errors import OutputError
 from stream.files.trees import remove_tree
 
 
-def nested(root: Path) -> Path:
+def make_nested(root: Path) -> Path:
     deep = root / "a" / "b" / "c"
     deep.mkdir(parents=True)
     (deep / "file").touch()
@@ -23,7 +23,7 @@ def nested(root: Path) -> Path:
 
 
 def test_a_tree_is_removed(tmp_path: Path) -> None:
-    remove_tree(nested(tmp_path / "root"))
+    remove_tree(make_nested(tmp_path / "root"))
     assert list(tmp_path.iterdir()) == []
     assert Path("/etc/passwd").exists()
 
@@ -75,7 +75,7 @@ def test_what_can_be_removed_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         real(name, dir_fd=dir_fd)
 
-    root = nested(tmp_path / "root")
+    root = make_nested(tmp_path / "root")
     (root / "a" / "held").touch()
     monkeypatch.setattr(os, "unlink", refused)
     with pytest.raises(OutputError, match=rf"^{root}: operation not permitted$"):
@@ -89,7 +89,7 @@ def test_a_tree_is_removed_with_one_descriptor(
     def refused(*_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    root = nested(tmp_path / "root")
+    root = make_nested(tmp_path / "root")
     (root / "locked").chmod(0o700)
     monkeypatch.setattr(os, "open", refused)
     remove_tree(root)

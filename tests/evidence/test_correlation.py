@@ -1148,7 +1148,7 @@ def test_ids_that_look_like_codes_are_distinguished() -> None:
 # --- from the layers ----------------------------------------------------------------------------
 
 
-def line(seq: int, pid: int, kind: int) -> bytes:
+def kernel_line(seq: int, pid: int, kind: int) -> bytes:
     names = {OPEN: "openat", EXEC: "exec"}
     event = KernelEvent(
         run_id="r",
@@ -1161,7 +1161,7 @@ def line(seq: int, pid: int, kind: int) -> bytes:
     return msgspec.json.encode(event)
 
 
-def detail(seq: int, pid: int, call: str, **more: Any) -> bytes:
+def detail_line(seq: int, pid: int, call: str, **more: Any) -> bytes:
     return msgspec.json.encode(KernelDetail(run_id="r", seq=seq, pid=pid, call=call, **more))
 
 
@@ -1169,12 +1169,17 @@ GAP_LINE = msgspec.json.encode(Gap(source="kernel", lost=3, reason="the ring was
 
 
 def test_steps_come_from_both_files_of_the_kernel_layer() -> None:
-    kernel = [line(0, 1, OPEN), line(1, 1, FORK), line(2, 2, EXEC), line(3, 2, EXIT)]
+    kernel = [
+        kernel_line(0, 1, OPEN),
+        kernel_line(1, 1, FORK),
+        kernel_line(2, 2, EXEC),
+        kernel_line(3, 2, EXIT),
+    ]
     details = [
-        detail(0, 1, "openat"),
+        detail_line(0, 1, "openat"),
         GAP_LINE,
-        detail(1, 1, "fork", child=2),
-        detail(2, 2, "exec", argv=["sh", "-c", "ls"]),
+        detail_line(1, 1, "fork", child=2),
+        detail_line(2, 2, "exec", argv=["sh", "-c", "ls"]),
         GAP_LINE,
     ]
     assert list(attribution_events(kernel, details)) == [
@@ -1193,7 +1198,7 @@ BEGINS_LINE = msgspec.json.encode(Gap(source="kernel", lost=0, reason="full", be
 
 
 def test_a_loss_lies_between_where_it_may_begin_and_where_it_was_noticed() -> None:
-    one, two, three = (detail(seq, 1, "openat") for seq in (3, 5, 7))
+    one, two, three = (detail_line(seq, 1, "openat") for seq in (3, 5, 7))
     assert lost_between([one, BEGINS_LINE, two, GAP_LINE, three], 9) == [(4, 7)]
     assert lost_between([BEGINS_LINE, one, GAP_LINE, BEGINS_LINE, two, GAP_LINE], 9) == [
         (0, 5),

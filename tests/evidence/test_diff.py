@@ -72,7 +72,7 @@ def with_changes(**changes: dict[str, Any]) -> Evidence:
     return evidence_of(found)
 
 
-def binding(call: str, decision: str | None = "allow") -> dict[str, Any]:
+def make_binding(call: str, decision: str | None = "allow") -> dict[str, Any]:
     return {
         "tool_call_id": call,
         "policy_decision": decision,
@@ -126,7 +126,7 @@ def test_what_is_bound_to_no_call_is_reported_of_a_clean_comparison() -> None:
     """Where there is something that counts it. No such thing leaves a call in doubt."""
     quiet = diff_runs(BASE, BASE)
     assert not is_failing("unbound", quiet)
-    between = companion(BASE.run_id, unbound={"openat": 2})
+    between = encode_companion(BASE.run_id, unbound={"openat": 2})
     found = diff_runs(BASE, evidence_of({**LOOSE, COMPANION_FILE: between}))
     assert found.status == "clean"
     assert "capability_diff_head_outside" in note_codes(found)
@@ -193,9 +193,11 @@ def test_sets_are_sets(before: list[str], after: list[str]) -> None:
 
 
 def test_calls_are_the_same_by_their_ids_only() -> None:
-    base = with_changes(correlation={"bindings": [binding("a"), binding("b"), binding("c", None)]})
+    base = with_changes(
+        correlation={"bindings": [make_binding("a"), make_binding("b"), make_binding("c", None)]}
+    )
     head = with_changes(
-        correlation={"bindings": [binding("b", "deny"), binding("c"), binding("d")]}
+        correlation={"bindings": [make_binding("b", "deny"), make_binding("c"), make_binding("d")]}
     )
     found = diff_runs(base, head)
     assert found.binding_ids.added == ["d"]
@@ -209,8 +211,8 @@ def test_calls_are_the_same_by_their_ids_only() -> None:
 
 
 def test_an_id_that_is_there_twice_names_no_call() -> None:
-    base = with_changes(correlation={"bindings": [binding("a"), binding("a", "deny")]})
-    found = diff_runs(base, with_changes(correlation={"bindings": [binding("a", "x")]}))
+    base = with_changes(correlation={"bindings": [make_binding("a"), make_binding("a", "deny")]})
+    found = diff_runs(base, with_changes(correlation={"bindings": [make_binding("a", "x")]}))
     assert found.policy_outcomes == {"changed": []}
     assert found.preconditions["stable_tool_call_ids_present"] is False
     assert found.status == "partial:correlation"
@@ -222,7 +224,7 @@ def test_an_id_that_is_there_twice_names_no_call() -> None:
 
 
 def test_ids_of_another_run_are_not_compared() -> None:
-    found = diff_runs(BASE, with_changes(correlation={"bindings": [binding("toolu_1")]}))
+    found = diff_runs(BASE, with_changes(correlation={"bindings": [make_binding("toolu_1")]}))
     assert note_codes(found) == ["capability_diff_no_common_call"]
     assert found.status == "clean"
 
@@ -281,7 +283,7 @@ def test_ambiguities_say_whose_they_are() -> None:
 
 
 def test_evidence_by_other_rules_is_reported() -> None:
-    ours = evidence_of({**LOOSE, COMPANION_FILE: companion(BASE.run_id)})
+    ours = evidence_of({**LOOSE, COMPANION_FILE: encode_companion(BASE.run_id)})
     assert "capability_diff_rules_differ" in note_codes(diff_runs(BASE, ours))
     assert "capability_diff_rules_differ" not in note_codes(diff_runs(ours, ours))
 
@@ -487,7 +489,7 @@ def test_a_run_folder_is_read_by_its_names(tmp_path: Path) -> None:
     for name, data in LOOSE.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "metadata.json").write_bytes(LOOSE[HEALTH_FILE])
-    (tmp_path / COMPANION_FILE).write_bytes(companion(BASE.run_id))
+    (tmp_path / COMPANION_FILE).write_bytes(encode_companion(BASE.run_id))
     evidence = read_evidence(str(tmp_path))
     assert evidence.companion is not None
     assert diff_runs(evidence, evidence).status == "clean"
@@ -594,7 +596,11 @@ def test_words_hold_for_what_nobody_could_see(
         ("added-execs", {"health": LOSSY}, "the capture of B is incomplete (kernel_layer=partial"),
         ("partial", {"correlation": {"status": "partial"}}, "the status is partial:correlation: c"),
         ("any", {"surface": {"mcp_tools": ["read_file", "x"]}}, "added-tools"),
-        ("any", {"correlation": {"bindings": [binding("else")]}}, "a call is on one side only"),
+        (
+            "any",
+            {"correlation": {"bindings": [make_binding("else")]}},
+            "a call is on one side only",
+        ),
     ],
 )
 def test_a_word_that_holds_gives_the_reason(word: str, changes: dict[str, Any], why: str) -> None:
@@ -637,7 +643,7 @@ def test_health_that_contradicts_itself_is_no_evidence(health: dict[str, Any], f
 
 def own_evidence(**changes: Any) -> Evidence:
     data = encode_json({**json.loads(LOOSE[HEALTH_FILE]), **changes})
-    return evidence_of({**LOOSE, HEALTH_FILE: data, COMPANION_FILE: companion(BASE.run_id)})
+    return evidence_of({**LOOSE, HEALTH_FILE: data, COMPANION_FILE: encode_companion(BASE.run_id)})
 
 
 def test_our_own_notes_are_held_to_our_own_rules() -> None:
@@ -746,7 +752,7 @@ def test_the_folder_is_read_from_the_runs_own_events(tmp_path: Path) -> None:
 # --- which files ran by a name ------------------------------------------------------------------
 
 
-def companion(
+def encode_companion(
     run_id: str,
     feed: str = "ebpf",
     programs: dict[str, list[str]] | None = None,
@@ -767,7 +773,7 @@ def companion(
 
 def with_programs(feed: str = "ebpf", **programs: list[str]) -> Evidence:
     surface = {**json.loads(LOOSE[SURFACE_FILE]), "process_execs": ["tool", "cat"]}
-    own_companion = companion(BASE.run_id, feed, programs)
+    own_companion = encode_companion(BASE.run_id, feed, programs)
     return evidence_of({**LOOSE, SURFACE_FILE: encode_json(surface), COMPANION_FILE: own_companion})
 
 
@@ -791,7 +797,7 @@ def test_files_of_programs_lie_in_the_runs_folders() -> None:
         tool, file = f"/runs/{name}/workspace/tool", f"/runs/{name}/workspace/real"
         found = {key: encode_json({**json.loads(v), "run_id": name}) for key, v in LOOSE.items()}
         surface = {**json.loads(found[SURFACE_FILE]), "process_execs": [tool]}
-        own_companion = companion(name, programs={tool: [file]})
+        own_companion = encode_companion(name, programs={tool: [file]})
         more = {SURFACE_FILE: encode_json(surface), COMPANION_FILE: own_companion}
         sides.append(evidence_of({**found, **more, EVENTS_FILE: first_events(f"/runs/{name}")}))
     assert has_no_changes(diff_runs(*sides))

@@ -42,21 +42,21 @@ def surface_of(*events: RawEvent, is_reference: bool = False) -> Surface:
     return surface
 
 
-def paths(*events: RawEvent) -> list[str]:
+def list_paths(*events: RawEvent) -> list[str]:
     return surface_of(*events).surface_artifact("run").filesystem_paths
 
 
-def endpoints(*events: RawEvent) -> list[str]:
+def list_endpoints(*events: RawEvent) -> list[str]:
     return surface_of(*events).surface_artifact("run").network_endpoints
 
 
-def sdk(tool: str | None, **fields: Any) -> SdkEvent:
+def sdk_event(tool: str | None, **fields: Any) -> SdkEvent:
     return SdkEvent(
         run_id="run", seq=0, event_type="tool_call_started", source="x", tool=tool, **fields
     )
 
 
-def policy(tool: str, decision: str) -> PolicyEvent:
+def policy_event(tool: str, decision: str) -> PolicyEvent:
     return PolicyEvent(
         run_id="run", seq=0, source_event_type="t", source="x", tool=tool, decision=decision
     )
@@ -153,9 +153,9 @@ def test_what_changes_the_file_system_is_claimed(call: str) -> None:
     if way == "symlink":
         expected = {"/c/b": [way]}
     assert surface_of(event).reached_paths() == expected
-    assert paths(event) == sorted(expected)
+    assert list_paths(event) == sorted(expected)
     event.ret = -13
-    assert paths(event) == []
+    assert list_paths(event) == []
     assert surface_of(event).failed_paths() == {
         path: [f"{ways[0]}:EACCES"] for path, ways in expected.items()
     }
@@ -174,7 +174,7 @@ def test_every_call_that_changes_the_file_system_is_known() -> None:
 def test_who_comes_is_a_peer() -> None:
     accepted = raw("accept4", ret=5, peer="10.0.0.9:40123")
     surface = surface_of(accepted)
-    assert endpoints(accepted) == ["10.0.0.9:40123"]
+    assert list_endpoints(accepted) == ["10.0.0.9:40123"]
     assert (surface.has_connect, surface.has_datagram) == (True, False)
     nobody_asked = surface_of(raw("accept", ret=5))
     assert (nobody_asked.has_connect, nobody_asked.unnamed) == (True, {"event_1028": 1})
@@ -188,7 +188,7 @@ def test_what_was_taken_from_another_process_is_claimed() -> None:
     peer = raw("pidfd_getfd", ret=6, peer="1.2.3.4:443", target=9)
     surface = surface_of(file, peer, raw("ptrace", ret=0, target=9))
     assert surface.reached_paths() == {"/etc/shadow": ["taken"]}
-    assert endpoints(file, peer) == ["1.2.3.4:443"]
+    assert list_endpoints(file, peer) == ["1.2.3.4:443"]
     assert surface.has_connect
     assert not surface.unnamed
     assert surface_of(raw("pidfd_getfd", ret=6, target=9)).unnamed == {"event_1030": 1}
@@ -238,8 +238,8 @@ def test_what_a_policy_blocked_is_claimed() -> None:
         raw("connect_blocked", peer="1.2.3.4:5"),
         raw("connect_blocked", peer="1.2.3.4:0"),
     )
-    assert paths(*events) == ["/lib/libc.so.6"]
-    assert endpoints(*events) == ["1.2.3.4:5"]
+    assert list_paths(*events) == ["/lib/libc.so.6"]
+    assert list_endpoints(*events) == ["1.2.3.4:5"]
     assert surface_of(*events).reached_paths() == {"/lib/libc.so.6": ["blocked"]}
     assert surface_of(*events).address_probes() == ["1.2.3.4:0"]
     assert surface_of(*events, is_reference=True).surface_artifact("run").network_endpoints == [
@@ -260,7 +260,7 @@ def test_attempts_to_connect_are_claimed_and_probes_of_addresses_are_not() -> No
         raw("connect", ret=0, peer="netlink"),
     )
     surface = surface_of(*events)
-    assert endpoints(*events) == ["1.2.3.4:10", "1.2.3.4:443", "[2001:db8::1]:53"]
+    assert list_endpoints(*events) == ["1.2.3.4:10", "1.2.3.4:443", "[2001:db8::1]:53"]
     assert surface.address_probes() == ["1.2.3.4:0", "[::1]:0"]
     assert surface.local_sockets() == ["netlink", "unix:/run/x", "unix:@a"]
     assert (surface.has_connect, surface.has_datagram) == (True, True)
@@ -325,7 +325,7 @@ def test_an_open_that_nobody_followed_is_claimed_by_nothing() -> None:
     event.ret = -2
     assert surface_of(event).failed_paths() == {"/srv/link": ["openat:ENOENT"]}
     assert not surface_of(event).unnamed
-    assert paths(raw_open("/srv/file", marks=["uring"])) == ["/srv/file"]
+    assert list_paths(raw_open("/srv/file", marks=["uring"])) == ["/srv/file"]
 
 
 NO_ATTEMPT = {9: "EBADF", 14: "EFAULT", 88: "ENOTSOCK", 97: "EAFNOSUPPORT", 106: "EISCONN"}
@@ -336,10 +336,10 @@ def test_what_cannot_have_addressed_anybody_is_no_peer(call: str) -> None:
     for number, name in NO_ATTEMPT.items():
         event = raw(call, ret=-number, peer="1.2.3.4:443")
         surface = surface_of(event)
-        assert endpoints(event) == []
+        assert list_endpoints(event) == []
         assert surface.failed_endpoints() == {"1.2.3.4:443": [f"{call}:{name}"]}
         assert (surface.has_connect, surface.has_datagram) == (False, False)
-        assert endpoints(event, raw(call, ret=0, peer="1.2.3.4:443")) == ["1.2.3.4:443"]
+        assert list_endpoints(event, raw(call, ret=0, peer="1.2.3.4:443")) == ["1.2.3.4:443"]
 
 
 def test_attempts_that_failed_are_peers_and_marked_as_failed() -> None:
@@ -351,7 +351,7 @@ def test_attempts_that_failed_are_peers_and_marked_as_failed() -> None:
         raw("sendmmsg", ret=-1, peer="1.2.3.4:446"),
         raw("connect", ret=-2, peer="unix:/run/x"),
     )
-    assert len(endpoints(*events)) == 4
+    assert len(list_endpoints(*events)) == 4
     assert surface_of(*events).failed_endpoints() == {
         "1.2.3.4:443": ["connect:ECONNREFUSED", "connect:ENETUNREACH"],
         "1.2.3.4:445": ["connect:unseen"],
@@ -452,11 +452,11 @@ def test_programs_that_ran_are_claimed_and_others_are_not() -> None:
 def test_tools_and_decisions() -> None:
     surface, reference = Surface(), Surface(is_reference=True)
     for one in (surface, reference):
-        one.add_sdk_event(sdk("Read"))
-        one.add_sdk_event(sdk("Bash"))
-        one.add_sdk_event(sdk(None))
-        one.add_policy_event(policy("Bash", "deny"))
-        one.add_policy_event(policy("Write", "allow"))
+        one.add_sdk_event(sdk_event("Read"))
+        one.add_sdk_event(sdk_event("Bash"))
+        one.add_sdk_event(sdk_event(None))
+        one.add_policy_event(policy_event("Bash", "deny"))
+        one.add_policy_event(policy_event("Write", "allow"))
     found = surface.surface_artifact("run")
     assert found.mcp_tools == ["Bash", "Read", "Write"]
     assert found.policy_decisions == ["allow:Write", "deny:Bash"]
@@ -482,13 +482,13 @@ def test_order_and_repetition_change_nothing(events: list[RawEvent], chance: Any
     one.unnamed.clear()
     other.unnamed.clear()
     assert one.surface_artifact("run") == other.surface_artifact("run")
-    assert companion(one) == companion(other)
+    assert encode_own_companion(one) == encode_own_companion(other)
 
 
 # ---------------------------------------------------------------- the companion
 
 
-def companion(surface: Surface, **changes: Any) -> bytes:
+def encode_own_companion(surface: Surface, **changes: Any) -> bytes:
     fields: dict[str, Any] = {
         "capture": None,
         "filtered": {},
@@ -503,13 +503,13 @@ def companion(surface: Surface, **changes: Any) -> bytes:
 
 def test_a_companion_is_the_same_in_whatever_order_it_was_counted() -> None:
     surface = surface_of(raw_open("/b"), raw_error("/a"), raw("connect", ret=0, peer="1.2.3.4:0"))
-    one = companion(
+    one = encode_own_companion(
         surface,
         filtered={"loader": 1, "dev": 2},
         calls={"b": {"openat": 1, "exec": 2}, "a": {}},
         unbound={"openat": 1, "exec": 2},
     )
-    other = companion(
+    other = encode_own_companion(
         surface,
         filtered={"dev": 2, "loader": 1},
         calls={"a": {}, "b": {"exec": 2, "openat": 1}},
@@ -524,9 +524,9 @@ def test_a_companion_is_the_same_in_whatever_order_it_was_counted() -> None:
 
 
 def test_a_companion_has_the_feeds_counters() -> None:
-    found = json.loads(companion(Surface(), capture=CAPTURE))["capture"]
+    found = json.loads(encode_own_companion(Surface(), capture=CAPTURE))["capture"]
     assert found == json.loads(msgspec.json.encode(CAPTURE))
-    assert json.loads(companion(Surface()))["capture"] == {}
+    assert json.loads(encode_own_companion(Surface()))["capture"] == {}
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ _DIGEST = "sha256:" + "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161
 _EVIDENCE = "fs_diff.patch: +++ b/tests/test_parse.py, 14 lines added; " + _DIGEST
 
 
-def artifact(kind: str, name: str, **metadata: Any) -> Event:
+def make_artifact(kind: str, name: str, **metadata: Any) -> Event:
     return {
         "type": kind,
         "id": name,
@@ -66,15 +66,15 @@ def _artifacts(number: int, run: str) -> list[Event]:
         return [_process(run)]
     if number == 5:
         return [
-            artifact("stdout_log", "claude_stdout.txt", non_normative=True),
-            artifact("stderr_log", "claude_stderr.txt", non_normative=True),
+            make_artifact("stdout_log", "claude_stdout.txt", non_normative=True),
+            make_artifact("stderr_log", "claude_stderr.txt", non_normative=True),
         ]
     if number == 6:
         paths = ["src/parse.py", "tests/test_parse.py", "README.md"]
-        return [artifact("diff", "fs_diff.patch", method="git_diff", changed_paths=paths)]
+        return [make_artifact("diff", "fs_diff.patch", method="git_diff", changed_paths=paths)]
     if number == 7:
         counts = {"pytest": 2, "git": 1, "python": 1}
-        return [artifact("command_log", "command_logs.jsonl", observed_count=4, seen=counts)]
+        return [make_artifact("command_log", "command_logs.jsonl", observed_count=4, seen=counts)]
     return []
 
 
@@ -176,18 +176,18 @@ def good_run(key: int = 0) -> Run:
     return [event(number, key=key) for number in range(1, 10)]
 
 
-def published(run: Run) -> Run:
+def as_published(run: Run) -> Run:
     """As the published runner writes it: an event's name is in its summary only."""
     return [{k: v for k, v in one.items() if k != "event_type"} for one in run]
 
 
-def encoded(run: Run) -> list[bytes]:
+def encode_run(run: Run) -> list[bytes]:
     return [json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() for one in run]
 
 
 def many_runs(count: int) -> Iterator[bytes]:
     """Lines of that many good runs, cheaply: one run as a template."""
-    template = "\n".join(line.decode() for line in encoded(good_run(0xABCDEF)))
+    template = "\n".join(line.decode() for line in encode_run(good_run(0xABCDEF)))
     for key in range(count):
         text = template.replace(f"{0xABCDEF:08x}", f"{key:08x}").replace(
             f"{0xABCDEF:08d}", f"{key:08d}"
@@ -255,7 +255,7 @@ def changed_once(one: Event) -> Iterator[Event]:
 @st.composite
 def changed_events(draw: st.DrawFn) -> Event:
     """One of the nine, with up to three of its values replaced, left out or added."""
-    one: Event = copy.deepcopy(draw(st.sampled_from([*good_run(), *published(good_run()[6:])])))
+    one: Event = copy.deepcopy(draw(st.sampled_from([*good_run(), *as_published(good_run()[6:])])))
     for _ in range(draw(st.integers(0, 3))):
         *steps, last = draw(st.sampled_from(_paths(one)))
         holder: Any = one

@@ -37,7 +37,7 @@ def read_schema(name: str) -> dict[str, Any]:
     return value
 
 
-def decodes(decode: Callable[[bytes], object], data: bytes) -> bool:
+def can_decode(decode: Callable[[bytes], object], data: bytes) -> bool:
     try:
         decode(data)
     except DECODE_ERRORS:
@@ -271,7 +271,7 @@ def iter_members(value: Any) -> Any:
 
 
 def check_agreement(published: Any, decode: Callable[[bytes], object], value: object) -> None:
-    assert decodes(decode, json.dumps(value).encode()) == published.is_valid(value)
+    assert can_decode(decode, json.dumps(value).encode()) == published.is_valid(value)
 
 
 BOUNDARY = jsonschema_rs.validator_for(read_schema("boundary_object_schema.json"))
@@ -314,7 +314,7 @@ def test_descriptors(value: Any) -> None:
     """That one of `schema` and `schema_path` stands there is beyond the struct alone."""
     data = json.dumps(value).encode()
     one = isinstance(value, dict) and ("schema" in value) != ("schema_path" in value)
-    assert (decodes(decode_descriptor, data) and one) == DESCRIPTOR.is_valid(value)
+    assert (can_decode(decode_descriptor, data) and one) == DESCRIPTOR.is_valid(value)
 
 
 @MANY
@@ -377,7 +377,7 @@ def with_value(value: Any, path: str, new: Any) -> Any:
 def test_the_known_corners_of_a_boundary_object(path: str, new: Any, valid: bool) -> None:
     value = with_value(record(), path, new)
     assert BOUNDARY.is_valid(value) == valid
-    assert decodes(decode_boundary, json.dumps(value).encode()) == valid
+    assert can_decode(decode_boundary, json.dumps(value).encode()) == valid
 
 
 @thorough(300)

@@ -14,7 +14,7 @@ from stream.codec import BUNDLE
 from stream.records.decision import ORDER, TIME
 from stream.transformers.event_rules import event_rules, read_event
 from tests.sweeping import thorough
-from tests.transformers.runs import Event, changed_events, good_run, published
+from tests.transformers.runs import Event, as_published, changed_events, good_run
 
 SCHEMA: dict[str, Any] = json.loads((BUNDLE / "schema" / "decision_event.schema.json").read_text())
 VALIDATOR = jsonschema_rs.validator_for(SCHEMA)
@@ -26,7 +26,7 @@ BEYOND = {
 PAGE = (BUNDLE / "schema" / "decision-events.md").read_text()
 
 
-@pytest.mark.parametrize("one", [*good_run(), *published(good_run())], ids=range(18))
+@pytest.mark.parametrize("one", [*good_run(), *as_published(good_run())], ids=range(18))
 def test_good_events_keep_the_schema(one: Event) -> None:
     VALIDATOR.validate(one)
 

@@ -22,7 +22,7 @@ from stream.verify.session import verify
 from tests.archive.samples import make_run_files, update_digests, write_files_as_archive
 from tests.core.properties import feed
 from tests.transformers.handmade import make_document, read_rows
-from tests.transformers.runs import encoded, good_run
+from tests.transformers.runs import encode_run, good_run
 from tests.transformers.samples import lines, make_builder, record, run_transformer
 
 OBJECTS = read_rows("boundary-objects.ndjson")
@@ -78,7 +78,7 @@ def test_an_event(row: dict[str, Any]) -> None:
     at = row["event"] - 1
     line = make_document(row, run[at])
     _, control = run_transformer(Validate(IN_FORCE, is_last=True), [lines(line)])
-    batch = [*encoded(run[:at]), line, *encoded(run[at + 1 :])]
+    batch = [*encode_run(run[:at]), line, *encode_run(run[at + 1 :])]
     _, other_control = run_transformer(
         Invariants("agents", is_alone=True, source="in"), [lines(*batch)]
     )

@@ -25,16 +25,16 @@ from tests.transformers.runs import (
     NAMES,
     Event,
     Run,
-    artifact,
+    as_published,
     changed_events,
-    encoded,
+    encode_run,
     event,
     good_run,
-    published,
+    make_artifact,
 )
 from tests.transformers.samples import lines, run_transformer, split_lines
 
-GOOD = encoded(good_run())
+GOOD = encode_run(good_run())
 DATA = b"\n".join([*GOOD, b""])
 
 
@@ -85,7 +85,7 @@ def drop_value(path: str, number: int = 5) -> Change:
 
 
 def _each_line(edit: Callable[[list[bytes]], list[bytes]]) -> Change:
-    return lambda run: edit(encoded(run))
+    return lambda run: edit(encode_run(run))
 
 
 def _swap_last_two(run: Run) -> None:
@@ -177,10 +177,10 @@ CASES: list[tuple[str, Change]] = [
     ("line.decision_event", _each_line(lambda good: [b"{}", *good])),
     ("timestamp.order", put_value("timestamp", "2026-03-04T05:06:03.999999Z")),
     ("timestamp.order", put_value("timestamp", "2026-03-04T05:06:07.123457Z", 6)),
-    ("run.one", lambda run: encoded([*run, *good_run(7)])),
-    ("run.incomplete", lambda run: encoded(run[:6])),
+    ("run.one", lambda run: encode_run([*run, *good_run(7)])),
+    ("run.incomplete", lambda run: encode_run(run[:6])),
     ("run.incomplete", lambda run: []),
-    ("run.incomplete", lambda run: [*encoded(run[:3]), TornLine(GOOD[3][:700])]),
+    ("run.incomplete", lambda run: [*encode_run(run[:3]), TornLine(GOOD[3][:700])]),
     ("run.incomplete", lambda run: [TornLine(GOOD[0][:70])]),
     ("run.incomplete", _lose_bytes),
     ("run.incomplete", put_value(f"{_ARTIFACT}.metadata.lost_bytes", 7.0)),
@@ -190,7 +190,10 @@ CASES: list[tuple[str, Change]] = [
     ("run.order", _append_event),
     ("event.name", put_value("event_type", "agent_thought")),
     ("event.name", put_value("event_type", 5)),
-    ("event.name", lambda run: encoded([*published(run)[:4], _remove_name(run[4]), *run[5:]])),
+    (
+        "event.name",
+        lambda run: encode_run([*as_published(run)[:4], _remove_name(run[4]), *run[5:]]),
+    ),
     ("event.names_agree", put_value("agent_action.action_summary", "[run_started] logs are there")),
     ("schema_version", put_value("schema_version", 0.2)),
     ("schema_version", drop_value("schema_version")),
@@ -292,7 +295,10 @@ CASES: list[tuple[str, Change]] = [
     ("artifact.hash", put_value(f"{_ARTIFACT}.hash", 5)),
     ("artifact.metadata", put_value(f"{_ARTIFACT}.metadata", [])),
     ("run.stdout_log", drop_value("agent_action.artifacts.0")),
-    ("run.stdout_log", put_value("agent_action.artifacts.0", artifact("stdout_log", "out.txt"))),
+    (
+        "run.stdout_log",
+        put_value("agent_action.artifacts.0", make_artifact("stdout_log", "out.txt")),
+    ),
     ("run.stderr_log", drop_value("agent_action.artifacts.1")),
     ("run.diff", drop_value("agent_action.artifacts.0", 6)),
     ("run.command_log", drop_value("agent_action.artifacts.0", 7)),
@@ -342,7 +348,7 @@ BROKEN_HERE = {rule for rule, _ in CASES} | {"line.length", "session.agent_id"}
 def _change_run(change: Change) -> list[bytes]:
     run = good_run()
     items = change(run)
-    return encoded(run) if items is None else items
+    return encode_run(run) if items is None else items
 
 
 def _remove_name(one: Event) -> Event:
@@ -354,7 +360,7 @@ def _remove_name(one: Event) -> Event:
 def test_a_rule_that_alone_is_broken_is_found_alone(rule: str, change: Change) -> None:
     run = good_run()
     items = change(run)
-    (finding,) = find_findings(encoded(run) if items is None else items)
+    (finding,) = find_findings(encode_run(run) if items is None else items)
     assert (finding.rule, finding.severity) == (rule, event_rules()[rule].severity)
     assert finding.message
     assert finding.source == ("empty" if items == [] else "events.jsonl")
@@ -368,19 +374,19 @@ def test_a_good_run_has_no_finding() -> None:
     text = "[commands_observation_unavailable] wrappers disabled"
     put_value("agent_action.action_summary", text, 7)(other)
     drop_value("agent_action.artifacts.0", 7)(other)
-    assert find_rules(encoded(other)) == []
+    assert find_rules(encode_run(other)) == []
 
 
 def test_the_published_form_has_no_finding() -> None:
-    run = published(good_run())
+    run = as_published(good_run())
     assert all("event_type" not in one and one["schema_version"] == "0.2" for one in run)
-    assert check_lines(encoded(run)) == (encoded(run), [])
+    assert check_lines(encode_run(run)) == (encode_run(run), [])
 
 
 def test_a_finding_has_its_place() -> None:
     run = good_run()
     put_value("session.environment", "laptop")(run)
-    (finding,) = find_findings(encoded(run))
+    (finding,) = find_findings(encode_run(run))
     assert finding == Finding(
         rule="session.environment",
         severity="error",
@@ -396,7 +402,7 @@ def test_an_event_that_breaks_many_rules_passes_with_all_of_them() -> None:
     run = good_run()
     for path in ("trace_id", "request", "evaluation.policy.checks"):
         drop_value(path)(run)
-    items = encoded(run)
+    items = encode_run(run)
     out, control = check_lines(items)
     assert out == items
     paths = [one.path for one in control if isinstance(one, Finding)]
@@ -407,13 +413,13 @@ def test_profile_agents_takes_any_agent() -> None:
     run = good_run()
     for one in run:
         one["session"]["agent_id"] = "codex"
-    poc = find_findings(encoded(run))
+    poc = find_findings(encode_run(run))
     assert [finding.rule for finding in poc] == ["session.agent_id"] * 9
     assert "--profile agents" in poc[0].message
-    assert find_rules(encoded(run), "agents") == []
+    assert find_rules(encode_run(run), "agents") == []
     put_value("session.agent_id", "")(run)
     put_value("session.environment", "x", 6)(run)
-    assert find_rules(encoded(run), "agents") == ["unknown.empty", "session.environment"]
+    assert find_rules(encode_run(run), "agents") == ["unknown.empty", "session.environment"]
 
 
 def test_an_overlong_line_has_a_rule_of_its_own() -> None:
@@ -450,7 +456,7 @@ def test_a_last_line_without_newline_is_whole() -> None:
 
 
 def test_runs_in_one_pipe_are_checked_for_themselves() -> None:
-    one, other = encoded(good_run(1)), encoded(good_run(2))
+    one, other = encode_run(good_run(1)), encode_run(good_run(2))
     mixed = [line for pair in zip(one, other, strict=True) for line in pair]
     assert find_rules(mixed, is_alone=False) == []
     assert find_rules([*one, *other], is_alone=False) == []
@@ -502,14 +508,14 @@ def test_control_records_in_memory_pass() -> None:
 def test_how_much_was_lost_is_reported() -> None:
     run = good_run()
     _lose_bytes(run)
-    (finding,) = find_findings(encoded(run))
+    (finding,) = find_findings(encode_run(run))
     assert "4096 bytes of artifacts/claude_stdout.txt" in finding.message
 
 
 # ------------------------------------------------------------------- properties
 
 _BROKEN = [line for _, change in CASES[24::7] for line in _change_run(change)[4:6]]
-POOL = [*GOOD, *encoded(good_run(3))[:4], *_BROKEN, PLAIN, b"junk", b"", b" ", b'{"a":"\xff"}']
+POOL = [*GOOD, *encode_run(good_run(3))[:4], *_BROKEN, PLAIN, b"junk", b"", b" ", b'{"a":"\xff"}']
 
 
 @settings(max_examples=100)
@@ -552,7 +558,7 @@ def _is_object(line: bytes) -> bool:
 @given(changed_events(), st.sampled_from(["poc", "agents"]))
 def test_the_way_in_which_an_event_is_written_changes_nothing(one: Event, profile: Profile) -> None:
     """A line as the recorder writes it is read by its types, one with spaces member by member."""
-    (line,) = encoded([one])
+    (line,) = encode_run([one])
     read = read_event(line, profile)
     assert read == read_event(json.dumps(one).encode(), profile)
     assert (read is not None) == is_event(one)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stream.transformers.event_rules import read_event
 from stream.transformers.reasoning import VERBS, conjugate_verb, find_reasoning
-from tests.transformers.runs import encoded, good_run
+from tests.transformers.runs import encode_run, good_run
 
 TABLE = Path(__file__).parents[1] / "data/reasoning.txt"
 
@@ -108,7 +108,7 @@ def test_the_own_name_of_an_agent_is_that_of_its_event() -> None:
     for name, profile_takes_it in (("reviewer", False), ("other", True)):
         event["session"]["agent_id"] = name
         event["agent_action"]["action_summary"] = "[agent_completed] the reviewer believed it"
-        (line,) = encoded([event])
+        (line,) = encode_run([event])
         read = read_event(line, "agents")
         assert read is not None
         assert (read[1] == []) == profile_takes_it

@@ -21,7 +21,7 @@ TREE: Tree = {
 }
 
 
-def linked(root: Path) -> Path:
+def make_linked(root: Path) -> Path:
     """`a`, `b` and `z/c` are one file; so are `z/far` and one outside."""
     source = root / "source"
     write_tree(source, TREE)
@@ -37,7 +37,7 @@ def inodes(root: Path, *names: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ["a", "b", "z/c"])
 def test_what_is_written_is_recorded_for_every_name(tmp_path: Path, name: str) -> None:
-    source, target = linked(tmp_path), tmp_path / "target"
+    source, target = make_linked(tmp_path), tmp_path / "target"
     with Store(tmp_path) as store:
         snapshot = copy_folder(source, target, store)
         (target / name).write_bytes(b"two\n")
@@ -55,7 +55,7 @@ def test_what_is_written_is_recorded_for_every_name(tmp_path: Path, name: str) -
 
 
 def test_a_name_that_is_taken_away_changes_no_other(tmp_path: Path) -> None:
-    source, target = linked(tmp_path), tmp_path / "target"
+    source, target = make_linked(tmp_path), tmp_path / "target"
     with Store(tmp_path) as store:
         snapshot = copy_folder(source, target, store)
         (target / "b").unlink()
@@ -71,7 +71,7 @@ def test_a_name_that_is_taken_away_changes_no_other(tmp_path: Path) -> None:
 
 
 def test_apply_gives_a_file_its_names(tmp_path: Path) -> None:
-    source = linked(tmp_path)
+    source = make_linked(tmp_path)
     after = read_tree(source)
     outside = (tmp_path / "outside").stat()
     for path in (b"a", b"b", b"z/c"):
