@@ -345,8 +345,8 @@ def parse_document(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"invalid UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise ValueError(f"malformed JSON at {place}: {error.msg.lower()}") from None
+        position = f"line {error.lineno} column {error.colno}"
+        raise ValueError(f"malformed JSON at {position}: {error.msg.lower()}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return value

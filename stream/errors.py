@@ -123,8 +123,8 @@ def shortage(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return _SCARCE[errno.ENOMEM]
     if isinstance(error, OSError) and error.errno in _SCARCE:
-        place = f"{error.filename}: " if isinstance(error.filename, str) else ""
-        return printable(place + _SCARCE[error.errno])
+        prefix = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        return printable(prefix + _SCARCE[error.errno])
     if isinstance(error, ImportError | RuntimeError | OSError):
         text = str(error).lower()
         return next((why for words, why in _SCARCE_WORDS.items() if words in text), None)

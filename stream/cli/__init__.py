@@ -18,7 +18,7 @@ def main() -> None:
     gc.disable()
     try:
         from stream.cli.app import app
-        from stream.cli.runner import start
+        from stream.cli.runner import start_app
     except (MemoryError, OSError, ImportError) as error:
         from stream.errors import shortage
 
@@ -26,4 +26,4 @@ def main() -> None:
             raise
         sys.stderr.write(f"stream: {sentence}\n")
         sys.exit(2)
-    start(app)
+    start_app(app)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stream.cli.options import Force, KnownBoundary, Reject
-from stream.cli.runner import note, number, run
+from stream.cli.runner import number, print_note, run_to_exit
 
 if TYPE_CHECKING:
     from stream.observe.archive import Archived
@@ -68,11 +68,11 @@ def archive(
             expect_input(source, "run")
             done = await archive_run(Path(source), target, force=force)
         for loss in done.losses:
-            note(f"archive: the record is incomplete: {loss}")
-        note(_archive_summary(done, target))
+            print_note(f"archive: the record is incomplete: {loss}")
+        print_note(_archive_summary(done, target))
         return 1 if done.counts and done.counts.rejected else 0
 
-    run(work)
+    run_to_exit(work)
 
 
 def _reject_sink(target: str | None) -> Ndjson | Text:

@@ -10,14 +10,14 @@ import typer
 
 from stream.cli.options import Boundary, Findings, Force, KnownBoundary, Reject
 from stream.cli.runner import (
-    echo,
-    note,
     number,
+    print_answer,
+    print_note,
     problem_sink,
     report_unchecked,
-    run,
     run_filter,
     run_now,
+    run_to_exit,
 )
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def check(
         answer = await run_check(
             target, None if profile is None else profile.value, boundary, *sinks
         )
-        note(_check_summary(answer))
+        print_note(_check_summary(answer))
         as_filter = target == "-"
         is_unchecked = report_unchecked("check", answer.unknown, answer.counts, as_filter=as_filter)
         return 1 if answer.errors or answer.counts.rejected or is_unchecked else 0
@@ -124,7 +124,7 @@ def _print_event_rules() -> int:
     width = max(map(len, event_rules()))
     for name, rule in event_rules().items():
         note = "" if rule.severity == "error" else f" ({rule.severity})"
-        echo(f"{name:{width}}  {rule.section:6}  {rule.sentence}{note}")
+        print_answer(f"{name:{width}}  {rule.section:6}  {rule.sentence}{note}")
     return 0
 
 
@@ -198,7 +198,7 @@ def normalize(
         _report_normalized(stage)
         return 1 if stage.counts.rejected else 0
 
-    run(work)
+    run_to_exit(work)
 
 
 def _normalize_sinks(is_filter: bool, detail: str | None, reject: str | None) -> list[Any]:
@@ -223,21 +223,21 @@ def _report_normalized(stage: Normalize) -> None:
     what = f"{number(stage.events, 'kernel event')}, {number(stage.details, 'detail line')}"
     dropped = ", ".join(f"{count} {rule}" for rule, count in sorted(stage.dropped.items()))
     filtered = f"; filtered: {dropped}" if dropped else ""
-    note(f"normalize: {stage.counts}; {what}{filtered}")
+    print_note(f"normalize: {stage.counts}; {what}{filtered}")
     capture = stage.capture
     if capture is None:
         if stage.events:
-            note("normalize: the feed's counters are missing: its losses are unknown")
+            print_note("normalize: the feed's counters are missing: its losses are unknown")
         return
     if capture.feed == "absent":
-        note(f"normalize: there was no feed: {capture.reason or 'no reason is given'}")
+        print_note(f"normalize: there was no feed: {capture.reason or 'no reason is given'}")
         return
     if capture.dropped:
-        note(f"normalize: the feed lost {number(capture.dropped, 'event')}")
+        print_note(f"normalize: the feed lost {number(capture.dropped, 'event')}")
     for loss in loss_notes_of(capture):
-        note(f"normalize: the capture is incomplete: {loss}")
+        print_note(f"normalize: the capture is incomplete: {loss}")
     if capture.uring == "hole":
-        note("normalize: operations through io_uring were not seen")
+        print_note("normalize: operations through io_uring were not seen")
 
 
 def _print_filter_rules() -> int:
@@ -246,14 +246,14 @@ def _print_filter_rules() -> int:
 
     width = max(len(rule.name) for rule in RULES)
     for rule in RULES:
-        places = (*rule.folders, *rule.files, *rule.names)
+        paths = (*rule.folders, *rule.files, *rule.names)
         patterns = [f"in folders like {rule.inside}"] if rule.inside else []
         if rule.some_inside:
             patterns.append(f"{rule.some} in folders like {rule.some_inside}")
         if rule.but:
             patterns.append(f"but for names like {rule.but}")
-        where = f": {', '.join((*places, *patterns))}"
-        echo(f"{rule.name:{width}}  {rule.what}{where}")
+        where = f": {', '.join((*paths, *patterns))}"
+        print_answer(f"{rule.name:{width}}  {rule.what}{where}")
     return 0
 
 
@@ -295,7 +295,7 @@ def listen(
         sources = Chain([NdjsonSource(name) for name in files])
         await Pipeline((sources,)).through(stage).into(Ndjson("-"), problem_sink(reject))
         if stage.counts.rejected:
-            note(f"listen: {stage.counts}")
+            print_note(f"listen: {stage.counts}")
         return 1 if stage.counts.rejected else 0
 
     run_filter(files, work)
@@ -348,7 +348,7 @@ def validate(
         stage = await run_validate(files, boundaries, *sinks, as_filter=as_filter)
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
         summary = f"validate: {stage.counts}; {number(stage.findings, 'finding')}"
-        note(summary + (f"; {good}" if good else ""))
+        print_note(summary + (f"; {good}" if good else ""))
         is_unchecked = report_unchecked(
             "validate", stage.unknown, stage.counts, as_filter=as_filter
         )

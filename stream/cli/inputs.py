@@ -52,15 +52,15 @@ def kind_of_input(path: str | os.PathLike[str]) -> Kind | None:
     """Return what a path holds, or None if that is not certain."""
     from stream.records.run import EVENTS_FILE, METADATA_FILE
 
-    place = Path(path)
+    target = Path(path)
     try:
-        mode = place.stat().st_mode
+        mode = target.stat().st_mode
         if stat.S_ISDIR(mode):
-            is_run = any((place / name).is_file() for name in (METADATA_FILE, EVENTS_FILE))
+            is_run = any((target / name).is_file() for name in (METADATA_FILE, EVENTS_FILE))
             return "run" if is_run else None
         if not stat.S_ISREG(mode):
             return None  # reading from a pipe would consume its data
-        with place.open("rb") as file:
+        with target.open("rb") as file:
             beginning = file.read(_BEGINNING)
     except (OSError, ValueError):
         return None

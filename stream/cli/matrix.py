@@ -26,7 +26,15 @@ from stream.cli.options import (
     Workspace,
     split_words,
 )
-from stream.cli.runner import echo, note, number, problem_sink, run, run_now, run_prepared
+from stream.cli.runner import (
+    number,
+    print_answer,
+    print_note,
+    problem_sink,
+    run_now,
+    run_prepared,
+    run_to_exit,
+)
 
 if TYPE_CHECKING:
     from stream.boundary.scripts import MatrixPlan, Stop
@@ -177,7 +185,7 @@ def _started_plan(
 
 async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: Stop) -> int:
     """Run every cell of a started plan, write the records and return the exit code."""
-    from stream.cli.runner import Progress
+    from stream.cli.runner import MatrixProgress
     from stream.files.targets import STDOUT_TARGET
     from stream.matrix.run import Matrix
     from stream.sinks.ndjson import Ndjson
@@ -188,7 +196,9 @@ async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: St
 
     output = options.output
     is_on_terminal = output == STDOUT_TARGET and sys.stdout.isatty()
-    progress = Progress(started.plan.cell_count, is_shown=not options.quiet and not is_on_terminal)
+    progress = MatrixProgress(
+        started.plan.cell_count, is_shown=not options.quiet and not is_on_terminal
+    )
     matrix = Matrix(
         started,
         timeout=options.timeout,
@@ -200,15 +210,15 @@ async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: St
     try:
         result = await matrix.run(*sinks, raw=options.raw)
     except BaseException:
-        progress.clear()
+        progress.clear_line()
         _name_partial_file(output)
         raise
-    progress.clear()
+    progress.clear_line()
     code = _report_matrix(result, raw=options.raw, quiet=options.quiet)
     if stop.is_asked:
         _name_partial_file(output)
     elif is_on_terminal and not options.quiet:
-        note("These are records. To read them: stream matrix | stream listen -")
+        print_note("These are records. To read them: stream matrix | stream listen -")
     return code
 
 
@@ -217,7 +227,7 @@ def _name_partial_file(output: str) -> None:
     from stream.files.targets import STDOUT_TARGET, partial_path
 
     if output != STDOUT_TARGET and partial_path(output).exists():
-        note(f"stream: what was recorded until then is in {partial_path(output)}")
+        print_note(f"stream: what was recorded until then is in {partial_path(output)}")
 
 
 def default_jobs() -> int:
@@ -246,7 +256,7 @@ def _list_probes(request: MatrixRequest) -> int:
     width = max(len(script.id) for script in found)
     for script in found:
         capability = script.capability or "(none declared)"
-        echo(printable(f"{script.id:{width}}  {capability}"))
+        print_answer(printable(f"{script.id:{width}}  {capability}"))
     report_skipped(plan)
     return 0
 
@@ -256,14 +266,14 @@ def report_skipped(plan: MatrixPlan) -> None:
     from stream.boundary.scripts import utf8
 
     for script in plan.no_probes[:20]:
-        note(
+        print_note(
             f"stream: {utf8(script.path)}: not run: it neither calls emit-record nor declares a"
             " capability"
         )
     if len(plan.no_probes) > 20:
-        note(f"… and {len(plan.no_probes) - 20} more")
+        print_note(f"… and {len(plan.no_probes) - 20} more")
     if plan.left_out:
-        note(
+        print_note(
             f"stream: {len(plan.left_out)} bundled probes are left out: their capabilities are"
             f" not in {plan.catalogs.first.path}"
         )
@@ -271,18 +281,18 @@ def report_skipped(plan: MatrixPlan) -> None:
 
 def _report_failures(failures: Sequence[ProbeFailure]) -> None:
     for failure in failures[:20]:
-        note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+        print_note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
 
 
 def _report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     """Report the failures and counts of a matrix on stderr, and return the exit code."""
     _report_failures(outcome.failures)
     if outcome.failed > 20:
-        note(f"… and {outcome.failed - 20} more")
+        print_note(f"… and {outcome.failed - 20} more")
     if outcome.without_tmpdir:
-        note("stream: no folder is writable here: the probes had no private TMPDIR")
+        print_note("stream: no folder is writable here: the probes had no private TMPDIR")
     for stray in outcome.strays:
-        note(f"stream: a process that escaped from its probe was ended: {stray}")
+        print_note(f"stream: a process that escaped from its probe was ended: {stray}")
     cells = number(outcome.cells, "cell")
     if outcome.recorded != outcome.cells:
         cells = f"stopped: {outcome.recorded} of {outcome.cells} cells"
@@ -290,12 +300,12 @@ def _report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     if quiet and not bad:
         return 0
     if raw:
-        note(f"{cells} = {number(outcome.recorded, 'raw emission')}")
+        print_note(f"{cells} = {number(outcome.recorded, 'raw emission')}")
     else:
         results = ", ".join(f"{count} {name}" for name, count in sorted(outcome.results.items()))
-        note(f"{cells} = {number(outcome.recorded, 'record')}" + (results and f": {results}"))
+        print_note(f"{cells} = {number(outcome.recorded, 'record')}" + (results and f": {results}"))
     if outcome.failed:
-        note(f"{number(outcome.failed, 'probe')} failed")
+        print_note(f"{number(outcome.failed, 'probe')} failed")
     return 1 if bad else 0
 
 
@@ -401,17 +411,17 @@ def _emit_stream(
         pipeline = Pipeline((NdjsonSource("-"),)).through(stage)
         await pipeline.into(Ndjson("-"), problem_sink(reject))
         _report_failures(stage.failures)
-        note(f"emit: {stage.counts}")
+        print_note(f"emit: {stage.counts}")
         return 1 if stage.failed or stage.counts.rejected else 0
 
-    run(work)
+    run_to_exit(work)
 
 
 def _emit_one(words: list[str]) -> int:
     """Print the boundary object that the flags of emit-record describe."""
     from stream.matrix.run import emit_words
 
-    echo(emit_words(words))
+    print_answer(emit_words(words))
     return 0
 
 
@@ -433,12 +443,12 @@ def doctor(
         found = await check_machine()
         for check in found:
             if as_json:
-                echo(msgspec.json.encode(check))
+                print_answer(msgspec.json.encode(check))
             else:
-                echo(f"{check.state:8} {check.name:14} {check.detail}")
+                print_answer(f"{check.state:8} {check.name:14} {check.detail}")
         return 1 if any(check.needed and check.state == "missing" for check in found) else 0
 
-    run(work)
+    run_to_exit(work)
 
 
 class HelperCommand(CarefulCommand):
@@ -491,7 +501,7 @@ def probe(
         result = await _run_one_probe(name, mode, timeout, folder=folder, **asked)
         return 1 if result.failed or result.strays else 0
 
-    run(work)
+    run_to_exit(work)
 
 
 def probe_exec(
@@ -533,7 +543,7 @@ def probe_exec(
             return 3
         return 2 if result.failed or result.strays else 0
 
-    run(work)
+    run_to_exit(work)
 
 
 async def _run_one_probe(name: str, mode: str | None, timeout: float, **asked: Any) -> MatrixResult:
@@ -597,10 +607,10 @@ def gate(
             result = await run_gate(request, *sinks, static=static, timeout=timeout)
             checked += result.probes
             findings += result.findings
-        note(f"gate: {number(checked, 'probe')}, {number(findings, 'finding')}")
+        print_note(f"gate: {number(checked, 'probe')}, {number(findings, 'finding')}")
         return 1 if findings else 0
 
-    run(work)
+    run_to_exit(work)
 
 
 def helpers() -> None:
@@ -617,7 +627,7 @@ def helpers() -> None:
         """Print the folder of the helpers and return the exit code."""
         from stream.boundary.scripts import HELPERS
 
-        echo(str(HELPERS))
+        print_answer(str(HELPERS))
         return 0
 
     run_now(show)

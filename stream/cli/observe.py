@@ -15,11 +15,11 @@ from stream.cli.options import (
     Force,
     ListsCommand,
     Options,
+    check_seconds,
     make_command,
-    seconds,
     split_words,
 )
-from stream.cli.runner import note, run_prepared
+from stream.cli.runner import print_note, run_prepared
 
 if TYPE_CHECKING:
     from stream.matrix.plan import StartedPlan
@@ -150,14 +150,14 @@ class ObserveOptions(Options):
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Report only what went wrong.")
 
     @property
-    def feed(self) -> Literal["auto", "ebpf", "strace"] | None:
+    def wanted_feed(self) -> Literal["auto", "ebpf", "strace"] | None:
         """The kernel feed that is wanted, if any."""
         if self.kernel is None:
             return "auto" if self.require else None
         return None if self.kernel == "off" else self.kernel
 
 
-class _Prepared(NamedTuple):
+class _PreparedRun(NamedTuple):
     settings: RunSettings
     guard: Guard
     probes: StartedPlan | None
@@ -225,7 +225,7 @@ def observe(options: ObserveOptions) -> None:
         if not options.quiet and not interrupts.is_taken_over:
             count = len(interrupts.numbers)
             more = {1: "; two more end everything", 2: "; one more ends everything"}.get(count, "")
-            note(f"stream: signal {signal} is passed on{more}")
+            print_note(f"stream: signal {signal} is passed on{more}")
 
     run_prepared(
         lambda: _prepare_run(options),
@@ -248,7 +248,7 @@ def _check_options(options: ObserveOptions) -> None:
     for flag, value in for_matrix.items():
         if value and not options.matrix:
             raise typer.BadParameter(f"{flag} needs --matrix")
-    seconds(options.timeout)
+    check_seconds(options.timeout)
     if options.require and options.kernel == "off":
         raise typer.BadParameter("--require kernel and --kernel off do not go together")
     for_kernel = {
@@ -257,12 +257,12 @@ def _check_options(options: ObserveOptions) -> None:
         "--sdk": options.sdk,
     }
     for flag, value in for_kernel.items():
-        if value is not None and options.feed is None:
+        if value is not None and options.wanted_feed is None:
             raise typer.BadParameter(f"{flag} needs --kernel")
 
 
 @contextmanager
-def _prepare_run(options: ObserveOptions) -> Iterator[_Prepared]:
+def _prepare_run(options: ObserveOptions) -> Iterator[_PreparedRun]:
     """Check everything, create the run folder and start the guard; nothing of it stays where
     something is wrong."""
     from stream.process.guard import fork_guard
@@ -275,7 +275,7 @@ def _prepare_run(options: ObserveOptions) -> Iterator[_Prepared]:
             from stream.observe.kernel import check_hooks
 
             check_hooks()
-        _check_new_files(options.archive, options.raw_kernel, force=options.force)
+        _check_new_outputs(options.archive, options.raw_kernel, force=options.force)
         settings = _make_settings(options)
         probes = None
         try:
@@ -300,17 +300,19 @@ def _prepare_run(options: ObserveOptions) -> Iterator[_Prepared]:
             from stream.cli.report import report_run_start
 
             report_run_start(settings)
-        yield _Prepared(settings, guard, probes)
+        yield _PreparedRun(settings, guard, probes)
 
 
-async def _record_run(options: ObserveOptions, prepared: _Prepared, interrupts: Interrupts) -> int:
+async def _record_run(
+    options: ObserveOptions, prepared: _PreparedRun, interrupts: Interrupts
+) -> int:
     """Record the agent's run, archive it if asked for, and return the exit code."""
     from stream.cli.report import archive_recorded, report_run_end
-    from stream.cli.runner import Copying
+    from stream.cli.runner import CopyProgress
     from stream.observe.run import run_observe
 
     settings = prepared.settings
-    progress = Copying()
+    progress = CopyProgress()
     try:
         observed = await run_observe(
             settings,
@@ -321,10 +323,10 @@ async def _record_run(options: ObserveOptions, prepared: _Prepared, interrupts: 
             probes=prepared.probes,
             kernel=_kernel_recorder(options, settings),
             on_progress=progress,
-            on_warning=_warn,
+            on_warning=_print_warning,
         )
     finally:
-        progress.clear()
+        progress.clear_line()
     report_run_end(observed, settings, quiet=options.quiet)
     code = observed.summary.exit_code
     if options.archive is not None:
@@ -342,11 +344,11 @@ async def _record_run(options: ObserveOptions, prepared: _Prepared, interrupts: 
 
 def _kernel_recorder(options: ObserveOptions, settings: RunSettings) -> KernelRecorder | None:
     """Make the recorder of kernel evidence; None if the options want no kernel feed."""
-    if options.feed is None:
+    if options.wanted_feed is None:
         return None
     from stream.observe.kernel import KernelRecorder
 
-    return KernelRecorder(settings, _kernel_options(options), _warn)
+    return KernelRecorder(settings, _kernel_options(options), _print_warning)
 
 
 def _kernel_options(options: ObserveOptions) -> KernelOptions:
@@ -354,7 +356,7 @@ def _kernel_options(options: ObserveOptions) -> KernelOptions:
     from stream.observe.kernel import KernelOptions
 
     return KernelOptions(
-        kernel=options.feed or "auto",
+        kernel=options.wanted_feed or "auto",
         is_required=options.require is not None,
         ring_bytes=options.kernel_ring << 10,
         raw=options.raw_kernel,
@@ -363,11 +365,11 @@ def _kernel_options(options: ObserveOptions) -> KernelOptions:
     )
 
 
-def _warn(sentence: str) -> None:
-    note(f"stream: {sentence}")
+def _print_warning(sentence: str) -> None:
+    print_note(f"stream: {sentence}")
 
 
-def _check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> None:
+def _check_new_outputs(archive: Path | None, raw: Path | None, *, force: bool) -> None:
     """Raise StreamError, before the run, where its archive or raw telemetry cannot be written."""
     from stream.errors import UsageError
     from stream.files.targets import (

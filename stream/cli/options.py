@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 T = TypeVar("T")
 
 
-def seconds(value: float | None) -> float | None:
+def check_seconds(value: float | None) -> float | None:
     """Check the value of a --timeout."""
     if value is not None and not value >= 0.01:  # nan as well
         raise typer.BadParameter(f"{value:g} is not in the range x>=0.01")
@@ -54,7 +54,7 @@ Workspace = Annotated[
     ),
 ]
 ProbeTimeout = Annotated[
-    float, typer.Option(metavar="S", callback=seconds, help="Seconds that a probe may take.")
+    float, typer.Option(metavar="S", callback=check_seconds, help="Seconds that a probe may take.")
 ]
 Findings = Annotated[
     str | None,

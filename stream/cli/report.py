@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stream.cli.runner import note, number
+from stream.cli.runner import number, print_note
 
 if TYPE_CHECKING:
     from stream.observe.run import Observed
@@ -29,40 +29,42 @@ def report_run_start(recording: RunSettings) -> None:
         "empty": "an empty folder",
         "here": f"{recording.workspace} itself",
     }[recording.workspace_mode]
-    note(f"stream: recording into {recording.folder}; the agent works in {where}")
+    print_note(f"stream: recording into {recording.folder}; the agent works in {where}")
     if recording.scenario.remark:
-        note(f"stream: {recording.scenario.remark}")
+        print_note(f"stream: {recording.scenario.remark}")
     if unchecked := [one.id for one in recording.scenario.constraints if one.id not in CONSTRAINTS]:
         names = ", ".join(unchecked)
-        note(f"stream: no rule checks these constraints, they stay unknown: {names}")
+        print_note(f"stream: no rule checks these constraints, they stay unknown: {names}")
     if recording.agent.known_by == "declared":
         named = f"{recording.agent.id} {recording.agent.version}".removesuffix(" unknown")
-        note(f"stream: the agent is declared as {named}")
+        print_note(f"stream: the agent is declared as {named}")
     for word in map(os.fsdecode, recording.argv[1:]):
         if (
             recording.workspace_mode != "here"
             and leads_out_of_folder(word)
             and os.path.lexists(word)
         ):
-            note(f"stream: {word}: this path is relative to the workspace, and leads out of it")
+            print_note(
+                f"stream: {word}: this path is relative to the workspace, and leads out of it"
+            )
     if recording.capture_policy.mode != "full":
-        note("stream: secrets are removed from the record, not from the workspace")
+        print_note("stream: secrets are removed from the record, not from the workspace")
 
 
 def report_run_end(observed: Observed, recording: RunSettings, *, quiet: bool) -> None:
     """Report how the run ended: what went wrong and, unless `quiet`, what it did."""
     summary = observed.summary
     for trouble in summary.incomplete:
-        note(f"stream: the record is incomplete: {trouble}")
+        print_note(f"stream: the record is incomplete: {trouble}")
     for trouble in observed.troubles:
-        note(f"stream: not passed on: {trouble}")
+        print_note(f"stream: not passed on: {trouble}")
     for finding in observed.findings:
-        note(f"stream: the run breaks its own contract: {finding.rule}: {finding.message}")
+        print_note(f"stream: the run breaks its own contract: {finding.rule}: {finding.message}")
     if observed.matrix is not None and (observed.matrix.failed or observed.matrix.strays):
-        note(f"stream: {number(observed.matrix.failed, 'probe')} failed")
+        print_note(f"stream: {number(observed.matrix.failed, 'probe')} failed")
     if summary.not_started:
         name = os.fsdecode(recording.argv[0])
-        note(
+        print_note(
             f"stream: {name}: not started: {summary.not_started}{_command_hint(summary, recording)}"
         )
     if quiet:
@@ -71,18 +73,22 @@ def report_run_end(observed: Observed, recording: RunSettings, *, quiet: bool) -
         *_closing_lines(summary, recording.capture_policy.mode),
         *_broken_constraints(observed),
     ):
-        note(f"stream: {line}")
+        print_note(f"stream: {line}")
     if observed.matrix is not None:
-        note(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
+        print_note(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
     if summary.changed_paths and recording.workspace_mode != "here":
         # What was not captured in full cannot be compared with what is there.
         if recording.workspace_mode == "copy" and recording.capture_policy.mode == "full":
-            note(f"stream: to apply the changes: stream apply {_shown_path(recording.folder)}")
+            print_note(
+                f"stream: to apply the changes: stream apply {_short_path(recording.folder)}"
+            )
         else:
-            note(f"stream: its changes are in {_shown_path(recording.workspace)}")
-    note(f"stream: to check the record: stream check {_shown_path(recording.folder)}")
+            print_note(f"stream: its changes are in {_short_path(recording.workspace)}")
+    print_note(f"stream: to check the record: stream check {_short_path(recording.folder)}")
     if summary.kernel_layer not in (None, "absent"):
-        note(f"stream: and its kernel evidence: stream verify {_shown_path(recording.folder)}")
+        print_note(
+            f"stream: and its kernel evidence: stream verify {_short_path(recording.folder)}"
+        )
 
 
 def _command_hint(summary: RunSummary, recording: RunSettings) -> str:
@@ -94,8 +100,8 @@ def _command_hint(summary: RunSummary, recording: RunSettings) -> str:
         return "; there is no such program on PATH"
     if recording.executable is None or summary.exit_code != 127:
         return ""
-    place = recording.workspace / recording.executable
-    if os.access(place, os.X_OK):
+    program = recording.workspace / recording.executable
+    if os.access(program, os.X_OK):
         return "; the file exists, but its interpreter or loader does not"
     if "/" in name and not name.startswith("/"):
         return f"; neither in the workspace nor in {Path.cwd()}"
@@ -188,7 +194,7 @@ async def archive_recorded(
     from stream.errors import StreamError, UnfinishedError
     from stream.observe.archive import archive_run
 
-    later = f"stream archive {_shown_path(recording.folder)} -o {target}"
+    later = f"stream archive {_short_path(recording.folder)} -o {target}"
     with CancelScope() as scope:
         interrupts.take_over_signals(lambda signal: scope.cancel())
         try:
@@ -196,15 +202,15 @@ async def archive_recorded(
             recorded = {} if observed.summary.incomplete else observed.files
             done = await archive_run(recording.folder, target, recorded=recorded, force=force)
         except StreamError as error:
-            note(f"stream: not archived: {error}")
+            print_note(f"stream: not archived: {error}")
             if not isinstance(error, UnfinishedError):
-                note(f"stream: to try again: {later}")
+                print_note(f"stream: to try again: {later}")
             return False
         if not quiet:
-            note(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
+            print_note(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
         return True
-    note("stream: not archived: interrupted")
-    note(f"stream: to do it now: {later}")
+    print_note("stream: not archived: interrupted")
+    print_note(f"stream: to do it now: {later}")
     return False
 
 
@@ -220,7 +226,7 @@ def _broken_constraints(observed: Observed) -> Iterator[str]:
             yield f"{check.id}: {check.status}: {check.evidence}"
 
 
-def _shown_path(folder: Path) -> str:
+def _short_path(folder: Path) -> str:
     """Return the path relative to the current folder, where that is shorter."""
     try:
         here = Path.cwd()

@@ -33,7 +33,7 @@ PATIENCE = 4.0  #: seconds for an orderly end: longer than ending a process that
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Write text for people to stderr, with control characters escaped. A failure to write
     is ignored: it changes neither records nor the exit code."""
     from stream.errors import printable
@@ -46,11 +46,11 @@ def report_unchecked(command: str, unknown: int, counts: Counts, *, as_filter: b
     """Report lines that were not checked, and return whether nothing was. An empty file that the
     user named is fine; an empty pipe may be all that is left of a command that failed."""
     if as_filter and counts.received == counts.filtered:
-        note(f"{command}: no records arrived")
+        print_note(f"{command}: no records arrived")
         return True
     if unknown:
         lines = number(unknown, "line")
-        note(f"{command}: not checked: {lines} of unknown contracts")
+        print_note(f"{command}: not checked: {lines} of unknown contracts")
     return 0 < unknown == counts.passed
 
 
@@ -63,7 +63,7 @@ def problem_sink(reject: str | None, is_whole: Callable[[], bool] = lambda: True
     return Ndjson(reject, control, is_whole) if reject else Text(control)
 
 
-def echo(text: str | bytes) -> None:
+def print_answer(text: str | bytes) -> None:
     """Print the answer of a command that writes no stream of records to stdout."""
     from stream.errors import OutputError, reporting
 
@@ -71,7 +71,7 @@ def echo(text: str | bytes) -> None:
         typer.echo(text)
 
 
-def start(app: Callable[[], None]) -> None:
+def start_app(app: Callable[[], None]) -> None:
     """Run the command line, whatever state the process was started in."""
     _open_standard_streams()
     try:
@@ -92,12 +92,12 @@ def start(app: Callable[[], None]) -> None:
             sentence = short
         else:
             raise
-        note(f"stream: {sentence}")
+        print_note(f"stream: {sentence}")
         _exit_at_once(2)
 
 
-def run(work: Callable[[], Awaitable[int]]) -> None:
-    """Run to the end or to a signal, and leave with the exit code."""
+def run_to_exit(work: Callable[[], Awaitable[int]]) -> None:
+    """Run a command to its end or to a signal, and leave with the exit code."""
     run_prepared(nullcontext, lambda _: work())
 
 
@@ -151,13 +151,13 @@ def run_prepared(
         for number in handled:  # nothing is left that a signal could spoil
             signal.signal(number, signal.SIG_DFL)
     except* StreamError as group:
-        error = _first(group)
-        note(f"stream: {error}")
+        error = _first_error(group)
+        print_note(f"stream: {error}")
         _exit_at_once(error.exit_code if isinstance(error, StreamError) else 1)
     except* BrokenPipeError:
         _exit_at_once(READER_GONE)
     if code > 128 and pass_on is None:
-        note("stream: interrupted")
+        print_note("stream: interrupted")
     raise typer.Exit(code)
 
 
@@ -178,10 +178,10 @@ def run_now(work: Callable[[], int]) -> None:
     except _Interrupted as error:
         for number in handled:
             signal.signal(number, signal.SIG_IGN)
-        note("stream: interrupted")
+        print_note("stream: interrupted")
         _exit_at_once(128 + error.number)
     except StreamError as error:
-        note(f"stream: {error}")
+        print_note(f"stream: {error}")
         _exit_at_once(error.exit_code)
     except BrokenPipeError:
         _exit_at_once(READER_GONE)
@@ -240,7 +240,7 @@ async def _work_until_signal(
                     interrupt(number)
 
             tasks.start_soon(watch)
-            if not _can_send():
+            if not _may_use_send():
                 _poll_threads(get_running_loop())
             if early:
                 caught = early[0]
@@ -250,7 +250,7 @@ async def _work_until_signal(
     return 128 + caught if caught else code
 
 
-def _can_send() -> bool:
+def _may_use_send() -> bool:
     """Return whether send(2) is allowed. asyncio uses it to wake its loop when a thread is done;
     where a sandbox refuses it, asyncio would wait forever."""
     import socket
@@ -269,7 +269,7 @@ def _poll_threads(loop: AbstractEventLoop) -> None:
     loop.call_later(0.005, _poll_threads, loop)
 
 
-def _first(group: BaseException) -> BaseException:
+def _first_error(group: BaseException) -> BaseException:
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
@@ -307,8 +307,8 @@ class _LiveLine:
         self._next = time.monotonic() + after
         self._has_written = False
 
-    def show(self, text: Callable[[], str]) -> None:
-        """Write the line, unless that was just done."""
+    def show_text(self, text: Callable[[], str]) -> None:
+        """Write the live line on the terminal, unless that was just done."""
         now = time.monotonic()
         if self._is_shown and now >= self._next:
             self._next = now + self._every
@@ -316,13 +316,13 @@ class _LiveLine:
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\x1b[K{text()[:width]}", end="", file=sys.stderr, flush=True)  # noqa: T201
 
-    def clear(self) -> None:
-        """Remove the line."""
+    def clear_line(self) -> None:
+        """Remove the live line from the terminal."""
         if self._has_written:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
-class Progress(_LiveLine):
+class MatrixProgress(_LiveLine):
     """The live line of a matrix: cells done, and the probe that runs."""
 
     def __init__(self, total: int, *, is_shown: bool) -> None:
@@ -333,14 +333,14 @@ class Progress(_LiveLine):
     def __call__(self, done: int, started: Cell | None) -> None:
         if started:
             self._running = started.script.id
-        self.show(lambda: f"{done}/{self._total} cells, running {self._running}")
+        self.show_text(lambda: f"{done}/{self._total} cells, running {self._running}")
 
 
-class Copying(_LiveLine):
+class CopyProgress(_LiveLine):
     """The live line while a workspace is copied, shown after half a second."""
 
     def __init__(self) -> None:
         super().__init__(is_shown=True, every=0.1, after=0.5)
 
     def __call__(self, size: int) -> None:
-        self.show(lambda: f"{size >> 20} MB copied")
+        self.show_text(lambda: f"{size >> 20} MB copied")

@@ -18,7 +18,7 @@ from stream.cli.options import (
     make_command,
     split_words,
 )
-from stream.cli.runner import echo, note, number, run, run_now
+from stream.cli.runner import number, print_answer, print_note, run_now, run_to_exit
 
 if TYPE_CHECKING:
     from stream.archive.reader import Limits
@@ -117,10 +117,10 @@ def verify(options: VerifyOptions) -> None:
         report = await run_verify(
             target, limits, options.boundary, *_finding_sinks(options.as_json)
         )
-        note(_verify_summary(report))
+        print_note(_verify_summary(report))
         return 1 if report.errors else 0
 
-    run(work)
+    run_to_exit(work)
 
 
 def _finding_sinks(as_json: bool) -> list[Ndjson | Text]:
@@ -157,7 +157,7 @@ def _print_verify_rules() -> int:
     width = max(map(len, RULES))
     for name, sentence in RULES.items():
         suffix = " (warning)" if name in WARNINGS else ""
-        echo(f"{name:{width}}  {sentence}{suffix}")
+        print_answer(f"{name:{width}}  {sentence}{suffix}")
     return 0
 
 
@@ -254,7 +254,7 @@ def _diff_sides(options: DiffOptions, words: list[str]) -> int:
                 "--canonical, --ignore and --baseline are for runs, not for matrices"
             )
         return _compare_matrices(base, head, words, as_record=as_record)
-    _check_words(words)
+    _check_fail_words(words)
     if options.canonical:
         if options.json or words or for_runs:
             raise typer.BadParameter(
@@ -281,13 +281,13 @@ def _are_matrices(base: str, head: str) -> bool:
     return True
 
 
-def _check_words(words: list[str]) -> None:
+def _check_fail_words(words: list[str]) -> None:
     from stream.compare.diff import WORDS
 
-    _check_known(words, WORDS, "runs")
+    _check_known_words(words, WORDS, "runs")
 
 
-def _check_known(words: list[str], known: tuple[str, ...], what: str) -> None:
+def _check_known_words(words: list[str], known: tuple[str, ...], what: str) -> None:
     for word in words:
         if word not in known:
             raise typer.BadParameter(f"--fail-on {word}: for {what}, use one of {', '.join(known)}")
@@ -299,19 +299,19 @@ def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool
 
     from stream.compare.diff import CELL_WORDS, diff_matrices, fail_on_cell_reason
 
-    _check_known(words, CELL_WORDS, "matrices")
+    _check_known_words(words, CELL_WORDS, "matrices")
     found = diff_matrices(base, head)
     if as_record:
-        echo(msgspec.json.encode(found))
+        print_answer(msgspec.json.encode(found))
     else:
         from stream.errors import printable
 
-        echo("\n".join(map(printable, _matrix_diff_lines(found))))
+        print_answer("\n".join(map(printable, _matrix_diff_lines(found))))
     reasons = {
         word: why for word in dict.fromkeys(words) if (why := fail_on_cell_reason(word, found))
     }
     for word, why in reasons.items():
-        note(f"stream: --fail-on {word}: {why}")
+        print_note(f"stream: --fail-on {word}: {why}")
     return 1 if reasons else 0
 
 
@@ -325,13 +325,13 @@ def _matrix_diff_lines(found: BoundaryDiff) -> Iterator[str]:
     ):
         yield f"{what}: {len(changes)}"
         for one in changes:
-            outcomes = f"{_outcome(one.base)} -> {_outcome(one.head)}"
+            outcomes = f"{_outcome_words(one.base)} -> {_outcome_words(one.head)}"
             yield f"  {one.probe} ({one.mode})  {outcomes}  {one.capability}"
     yield f"unchanged, or measured on neither side: {found.unchanged}"
     yield from (f"note: {note}" for note in found.notes)
 
 
-def _outcome(side: CellSide) -> str:
+def _outcome_words(side: CellSide) -> str:
     return f"{side.outcome} {side.errno}" if side.errno else side.outcome
 
 
@@ -345,14 +345,14 @@ def _compare_runs(paths: list[str], ignore: list[str], words: list[str], *, as_r
     base, head, *baseline = sides = [*map(read_evidence, paths)]
     found = diff_runs(base, head, baseline=baseline, ignore=ignore)
     if as_record:
-        echo(msgspec.json.encode(found))
+        print_answer(msgspec.json.encode(found))
     else:
         from stream.errors import printable
 
-        echo("\n".join(map(printable, _run_diff_lines(found, paths))))
+        print_answer("\n".join(map(printable, _run_diff_lines(found, paths))))
     failures = [*_fail_on_reasons(words, found, [side.problems for side in sides])]
     for failure in failures:
-        note(f"stream: {failure}")
+        print_note(f"stream: {failure}")
     return 1 if failures else 0
 
 
@@ -400,18 +400,18 @@ def _compare_layers(base: str, head: str) -> int:
     sides = CanonicalLayers(base), CanonicalLayers(head)
     damages = [(name, side.damage) for name, side in zip("AB", sides, strict=True) if side.damage]
     for name, damage in damages:
-        note(f"stream: diff: failed: {name}: {damage}")
+        print_note(f"stream: diff: failed: {name}: {damage}")
     if damages:
         return 1
     holds = True
     for name, side in zip("AB", sides, strict=True):
         for doubt in side.doubts:
             holds = False
-            echo(f"{name}: its capture is incomplete: {printable(doubt)}")
+            print_answer(f"{name}: its capture is incomplete: {printable(doubt)}")
     for found in compare_layers(*sides):
         holds = holds and found.difference is None
         for line in _layer_diff_lines(found):
-            echo(line)
+            print_answer(line)
     return 0 if holds else 1
 
 
@@ -421,11 +421,11 @@ def _layer_diff_lines(found: LayerComparison) -> Iterator[str]:
         yield f"{found.layer}: {number(found.lines, 'line')}, the same"
         return
     yield f"{found.layer}:{found.difference.line}: differs"
-    yield f"  A {_shown_layer_line(found.difference.base)}"
-    yield f"  B {_shown_layer_line(found.difference.head)}"
+    yield f"  A {_printable_layer_line(found.difference.base)}"
+    yield f"  B {_printable_layer_line(found.difference.head)}"
 
 
-def _shown_layer_line(line: bytes | None) -> str:
+def _printable_layer_line(line: bytes | None) -> str:
     """Return a line of a layer as printable text, cut to what a terminal shows."""
     from stream.errors import printable
 
@@ -473,22 +473,24 @@ def _apply_changes(run: Path, to: Path | None, dry_run: bool) -> int:
     folder = RunFolder(run)
     plan = plan_changes(run, folder.recorded_metadata(), folder.recorded_changes(), to)
     if plan is None:
-        note("apply: nothing to do: the agent worked in the folder itself")
+        print_note("apply: nothing to do: the agent worked in the folder itself")
         return 0
     if plan.inside_git:
         changes = number(plan.inside_git, "change")
-        note(f"apply: {changes} inside .git left out; for commits: git fetch {plan.workspace}")
+        print_note(
+            f"apply: {changes} inside .git left out; for commits: git fetch {plan.workspace}"
+        )
     if plan.conflicts:
         _report_conflicts(run, plan)
         return 1
     if dry_run:
         for change in plan.todo:
-            note(f"{change.change:8} {os.fsdecode(path_of_change(change))}")
+            print_note(f"{change.change:8} {os.fsdecode(path_of_change(change))}")
     else:
         apply_plan(plan)
     verb = "would be applied" if dry_run else "applied"
     done = f", {plan.done} there already" if plan.done else ""
-    note(f"apply: {number(len(plan.todo), 'change')} {verb} to {plan.target}{done}")
+    print_note(f"apply: {number(len(plan.todo), 'change')} {verb} to {plan.target}{done}")
     return 0
 
 
@@ -497,9 +499,9 @@ def _report_conflicts(run: Path, plan: ApplyPlan) -> None:
     from stream.records.run import DIFF_FILE
 
     for conflict in plan.conflicts[:_SHOWN_CONFLICTS]:
-        note(f"stream: {plan.target / os.fsdecode(conflict.path)}: {conflict.reason}")
+        print_note(f"stream: {plan.target / os.fsdecode(conflict.path)}: {conflict.reason}")
     more = len(plan.conflicts) - _SHOWN_CONFLICTS
     if more > 0:
-        note(f"stream: and {more} more")
-    note(f"apply: by hand: the files are in {plan.workspace}, the patch in {run / DIFF_FILE}")
-    note(f"apply: {number(len(plan.conflicts), 'conflict')}, nothing was changed")
+        print_note(f"stream: and {more} more")
+    print_note(f"apply: by hand: the files are in {plan.workspace}, the patch in {run / DIFF_FILE}")
+    print_note(f"apply: {number(len(plan.conflicts), 'conflict')}, nothing was changed")

@@ -260,24 +260,24 @@ class _ArraySplitter:
 
     def feed(self, block: bytes) -> Iterator[bytes]:
         """Yield the objects of the agent's array that a block of its output completes."""
-        place = start = 0
-        while place < len(block):
+        position = start = 0
+        while position < len(block):
             if self._is_over:
-                self.is_whole = self.is_whole and not block[place:].strip()
+                self.is_whole = self.is_whole and not block[position:].strip()
                 return
             if self._is_escape:
                 self._is_escape = False
-                place += 1
+                position += 1
                 continue
-            found = (_IN_STRING if self._is_string else _STRUCTURE).search(block, place)
+            found = (_IN_STRING if self._is_string else _STRUCTURE).search(block, position)
             if not found:
                 break
-            place = found.end()
+            position = found.end()
             if self._enter_or_leave_object(found[0]):
                 if self._depth == 2 and found[0] == b"{":
                     start = found.start()
                 elif self._depth == 1:
-                    self._hold_object_part(block[start:place])
+                    self._hold_object_part(block[start:position])
                     yield self._pop_held_object()
         if self._depth > 1:
             self._hold_object_part(block[start:])

@@ -268,8 +268,8 @@ def _launches_behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]
             is_plain &= not command[0].startswith("PATH")
             command = command[1:]
         if "$@" in command:
-            place = command.index("$@")
-            command[place : place + 1] = words[at + 2 :]
+            position = command.index("$@")
+            command[position : position + 1] = words[at + 2 :]
         for launch in launched_commands(command, depth):
             is_here = not moved or "/" not in launch.words[0] or launch.words[0].startswith("/")
             yield Launch(launch.words, is_plain and is_here and launch.is_plain, launch.is_package)

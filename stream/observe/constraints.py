@@ -206,14 +206,14 @@ def no_emojis(declaration: Declaration, changes: DiffSummary) -> Outcome:
     One is a fail, whatever else is missing; a pass needs all of the answer and of the diff.
     """
     answer = declaration.answer
-    if answer and (place := _emoji_in_answer(answer)):
-        return "fail", evidence_text(DECLARED, place, answer.sha256)
+    if answer and (found := _emoji_in_answer(answer)):
+        return "fail", evidence_text(DECLARED, found, answer.sha256)
     try:
-        place, lines = _emoji_in_patch(changes.diff.patch)
+        found, lines = _emoji_in_patch(changes.diff.patch)
     except OSError:
         return "unknown", _evidence_in_diff(changes, "the added lines cannot be read")
-    if place:
-        return "fail", _evidence_in_diff(changes, place)
+    if found:
+        return "fail", _evidence_in_diff(changes, found)
     if not changes.diff.is_complete:
         return "unknown", _evidence_in_diff(changes, "not all added lines can be seen")
     if answer is None and not declaration.is_silent:
@@ -229,7 +229,7 @@ def _emoji_in_answer(answer: AgentAnswer) -> str:
     found = find_emoji(answer.text)
     if not found:
         return ""
-    before = answer.text[: found.place]
+    before = answer.text[: found.position]
     line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
     return f"{found.code_points} in line {line}, column {column} of the answer"
 
@@ -432,7 +432,7 @@ _EMOJI = (
 class Emoji(Struct, frozen=True):
     """An emoji in a text."""
 
-    place: int  #: characters before it
+    position: int  #: characters before it
     code_points: str  #: such as U+1F600
 
     def __str__(self) -> str:

@@ -100,8 +100,8 @@ def start_tree(
 def spawn_error(error: OSError, cwd: str | bytes) -> SpawnError:
     """Put a failure to start a program in words. Whoever reads it knows the program: only what
     else is in the way is named."""
-    place = f"{os.fsdecode(error.filename)}: " if error.filename in (cwd, os.devnull) else ""
-    return SpawnError(f"{place}{os_reason(error)}", error.errno or 0)
+    prefix = f"{os.fsdecode(error.filename)}: " if error.filename in (cwd, os.devnull) else ""
+    return SpawnError(f"{prefix}{os_reason(error)}", error.errno or 0)
 
 
 def _check_descriptor_room() -> None:

@@ -93,14 +93,14 @@ def make_wrappers(home: str, names: Iterable[str], path: str) -> Wrappers | None
         ),
         piece=PIECE,
     )
-    place = f"{home}/wrapper"
-    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
+    file = f"{home}/wrapper"
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
     try:
         os.write(fd, os.fsencode(script))
     finally:
         os.close(fd)
     for name in wrappers.programs:
-        os.symlink(place, f"{wrappers.folder}/{name}")  # noqa: PTH211  # there are many
+        os.symlink(file, f"{wrappers.folder}/{name}")  # noqa: PTH211  # there are many
     return wrappers
 
 

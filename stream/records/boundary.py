@@ -399,7 +399,7 @@ class CatalogHead(Struct, forbid_unknown_fields=True):
     notes: str = ""
 
     def __post_init__(self) -> None:
-        _refuse_repeated(self.labels)
+        _refuse_repeated_labels(self.labels)
 
 
 class Layer(Struct, forbid_unknown_fields=True):
@@ -458,7 +458,7 @@ class Capability(Struct, forbid_unknown_fields=True):
     sources: list[DocReference] = []
 
     def __post_init__(self) -> None:
-        _refuse_repeated(self.labels)
+        _refuse_repeated_labels(self.labels)
 
 
 class CatalogDocument(Struct, forbid_unknown_fields=True):
@@ -490,7 +490,7 @@ class Defaults(Struct, forbid_unknown_fields=True):
     boundary: Text | UnsetType = UNSET
 
 
-def _refuse_repeated(labels: list[str]) -> None:
+def _refuse_repeated_labels(labels: list[str]) -> None:
     """msgspec turns a ValueError into its own, with the JSON path."""
     if len(set(labels)) < len(labels):
         raise ValueError("expected unique labels")

@@ -93,16 +93,16 @@ async def _device_writer(target: str) -> AsyncIterator[WriteBytes]:
     that waits for it is left behind.
     """
 
-    place = "stdout" if target == STDOUT_TARGET else target
+    name = "stdout" if target == STDOUT_TARGET else target
 
     async def write(data: bytes) -> None:
         """Write data in a thread, which an interrupt leaves behind."""
-        with reporting(place, OutputError):
+        with reporting(name, OutputError):
             await to_thread.run_sync(write_all, fd, data, abandon_on_cancel=True)
 
     fd = 1
     if target != STDOUT_TARGET:
-        with reporting(place, OutputError):
+        with reporting(name, OutputError):
             fd = await to_thread.run_sync(_open_device, target, abandon_on_cancel=True)
     try:
         yield write

@@ -28,15 +28,15 @@ class NdjsonSource(Struct):
 
     async def run(self, out: Out, /) -> None:
         """Send the lines of the file, a read at a time."""
-        place = "(stdin)" if self.name == STDIN else os.fsencode(self.name).decode(errors="replace")
-        splitter = LineSplitter(place)
+        name = "(stdin)" if self.name == STDIN else os.fsencode(self.name).decode(errors="replace")
+        splitter = LineSplitter(name)
         try:
             if _is_regular(self.name):
                 await _send_file_lines(self.name, splitter, out)
             else:
                 await _read_pipe(self.name, splitter, out)
         except OSError as error:
-            raise InputError(f"{place}: {os_reason(error)}") from None
+            raise InputError(f"{name}: {os_reason(error)}") from None
         rest = splitter.finish()
         if rest:
             await out.send(Batch(LINES, rest))

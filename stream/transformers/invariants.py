@@ -102,8 +102,8 @@ class Invariants:
         if isinstance(batch, Lines):
             source, number = batch.source, batch.number
         for index, line in enumerate(batch):
-            place = Location(source, UNSET if number is UNSET else number + index)
-            passes, found = self._check_line(line, batch, index, place)
+            location = Location(source, UNSET if number is UNSET else number + index)
+            passes, found = self._check_line(line, batch, index, location)
             self.counts.passed += passes
             if found or not passes:
                 out += batch[untouched : index + passes]
@@ -119,13 +119,15 @@ class Invariants:
     def finish(self) -> list[Batch[Finding]]:
         """Find what the runs lack that are not over."""
         if not self._runs.seen and self._is_alone:
-            place = Location(self._source)
-            return [Batch(FINDINGS, [self._make_finding(_incomplete_run(0, self._is_torn), place)])]
-        found = [self._make_finding(fault, place) for fault, place in self._runs.finish()]
+            location = Location(self._source)
+            return [
+                Batch(FINDINGS, [self._make_finding(_incomplete_run(0, self._is_torn), location)])
+            ]
+        found = [self._make_finding(fault, location) for fault, location in self._runs.finish()]
         return [Batch(FINDINGS, found)] if found else []
 
     def _check_line(
-        self, line: bytes, batch: Sequence[bytes], index: int, place: Location
+        self, line: bytes, batch: Sequence[bytes], index: int, location: Location
     ) -> tuple[bool, Sequence[Control]]:
         """Say whether a line goes on, and what was found in it."""
         try:
@@ -136,26 +138,26 @@ class Invariants:
                 return False, ()
             return False, self._reject_line(batch, index, error)
         if read is None:
-            return True, self._check_other_contract(line, place)
+            return True, self._check_other_contract(line, location)
         event, faults = read
         self.events += 1
-        place.event_id = event.event_id
-        faults += self._runs.add_event(event, place)
-        return True, [self._make_finding(fault, place) for fault in faults] if faults else ()
+        location.event_id = event.event_id
+        faults += self._runs.add_event(event, location)
+        return True, [self._make_finding(fault, location) for fault in faults] if faults else ()
 
-    def _check_other_contract(self, line: bytes, place: Location) -> list[Control]:
+    def _check_other_contract(self, line: bytes, location: Location) -> list[Control]:
         """Find what is wrong with a line of another contract."""
         if self._is_alone:
             fault = Fault("is no DecisionEvent", rule="line.decision_event")
-            return [self._make_finding(fault, place)]
+            return [self._make_finding(fault, location)]
         contract = contract_of(line)
         contracts = self._contracts() if self._contracts and contract else None
         if contracts is None or contract is None or not contracts.knows_contract(contract):
             self.unknown += 1
             return []
-        source = "" if place.source is UNSET else place.source
+        source = "" if location.source is UNSET else location.source
         found = contracts.check_record(contract, line, source)
-        return [self._make_finding(found._replace(rule=contract), place)] if found else []
+        return [self._make_finding(found._replace(rule=contract), location)] if found else []
 
     def _reject_line(self, batch: Sequence[bytes], index: int, error: Exception) -> list[Control]:
         """Reject a line that cannot be read. A torn end is said once: the run is incomplete."""
@@ -172,8 +174,8 @@ class Invariants:
         if isinstance(line, OverlongLine):
             rule = "line.length"
         reason = bad.reason if line else bad.reason.replace(TOO_EARLY, "it is empty")
-        place = Location(*((bad.source, bad.line) if isinstance(batch, Lines) else ()))
-        return [self._make_finding(Fault(reason, bad.path or "", rule), place), bad]
+        location = Location(*((bad.source, bad.line) if isinstance(batch, Lines) else ()))
+        return [self._make_finding(Fault(reason, bad.path or "", rule), location), bad]
 
     def _is_end_of_run(self, bad: Reject) -> bool:
         """Return whether a torn line is the end of a run that was cut off."""
@@ -182,7 +184,7 @@ class Invariants:
             return True
         return self._runs.note_torn_line()
 
-    def _make_finding(self, fault: Fault, place: Location) -> Finding:
+    def _make_finding(self, fault: Fault, location: Location) -> Finding:
         """Make the finding of a fault in an event of an agent run, and count it."""
         rule = event_rules().get(fault.rule)
         severity = "error" if rule is None else rule.severity
@@ -192,10 +194,10 @@ class Invariants:
             rule=fault.rule,
             severity=severity,
             message=fault.reason,
-            source=place.source,
-            line=place.line,
+            source=location.source,
+            line=location.line,
             path=fault.path or UNSET,
-            event_id=place.event_id or UNSET,
+            event_id=location.event_id or UNSET,
         )
 
 
@@ -243,7 +245,7 @@ class RunTracker:
         self._of_trace: dict[str, str] = {}
         self._last: TrackedRun | None = None  #: the run of the event before
 
-    def add_event(self, event: DecisionEvent, place: Location) -> list[Fault]:
+    def add_event(self, event: DecisionEvent, location: Location) -> list[Fault]:
         """Find what an event breaks together with those before it."""
         faults: list[Fault] = []
         if event.event_id:
@@ -256,12 +258,12 @@ class RunTracker:
             return [*faults, Fault(message, rule="run.order")]
         run = self._open.get(run_id)
         if run is None:
-            run = self._begin_run(run_id, event, place)
+            run = self._begin_run(run_id, event, location)
             if self._is_alone and self.seen > 1:
                 message = "another run than in the lines before"
                 faults.append(Fault(message, "$.session.run_id", "run.one"))
         self._last = run
-        run.last = place
+        run.last = location
         _check_trace_and_time(run, event, faults)
         constants = _constants_of(event)
         if constants != run.constants:
@@ -276,7 +278,7 @@ class RunTracker:
         elif SLOTS[name] == run.next:
             run.next += 1
         else:
-            _note_event_out_of_order(run, name, place, faults)
+            _note_event_out_of_order(run, name, location, faults)
         if name == "commands_observed":
             run.has_commands = True
         for artifact in event.agent_action.artifacts:
@@ -304,14 +306,14 @@ class RunTracker:
             else:
                 yield _incomplete_run(run.next, run.is_torn), run.last
 
-    def _begin_run(self, run_id: str, event: DecisionEvent, place: Location) -> TrackedRun:
+    def _begin_run(self, run_id: str, event: DecisionEvent, location: Location) -> TrackedRun:
         """Begin to track a run, or name the run whose first events did not name it."""
         if self._of_trace.get(event.trace_id or "") == "":  # its first events did not name it
             run = self._open.pop("")
             run.run_id = run_id
         else:
             self.seen += 1
-            run = TrackedRun(run_id, place)
+            run = TrackedRun(run_id, location)
         self._open[run_id] = run
         if event.trace_id:
             self._of_trace[event.trace_id] = run_id
@@ -401,7 +403,7 @@ def _compare_evaluations(
 
 
 def _note_event_out_of_order(
-    run: TrackedRun, name: str, place: Location, faults: list[Fault]
+    run: TrackedRun, name: str, location: Location, faults: list[Fault]
 ) -> None:
     """Take in an event that is not the one that was to come."""
     slot = SLOTS[name]
@@ -409,7 +411,7 @@ def _note_event_out_of_order(
         gap = range(run.next, slot)
         excused = min(run.nameless, len(gap))
         run.nameless -= excused
-        run.skipped.update(dict.fromkeys(gap[excused:], place))
+        run.skipped.update(dict.fromkeys(gap[excused:], location))
         run.next = slot + 1
     elif slot in run.skipped:
         del run.skipped[slot]

@@ -210,8 +210,8 @@ def _names_under_filter_rules(folder: str, *, is_reached: bool) -> Iterator[tupl
         if is_reached:
             yield from ((name, rule.name) for name in rule.names)
         for path in (*rule.folders, *rule.files):
-            place, _, name = path.rpartition("/")
-            if place == folder:
+            parent, _, name = path.rpartition("/")
+            if parent == folder:
                 yield name, rule.name
 
 

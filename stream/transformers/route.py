@@ -193,7 +193,7 @@ class Route:
     def _note_run_id(self, run_id: Any, batch: Sequence[bytes], index: int) -> None:
         """Note a run id that a line names for the first time, and the place of that line."""
         if isinstance(run_id, str) and run_id not in self.run_ids:
-            place = "(pipeline)"
+            location = "(pipeline)"
             if isinstance(batch, Lines):
-                place = f"{batch.source}:{batch.number + index}"
-            self.run_ids[run_id] = place
+                location = f"{batch.source}:{batch.number + index}"
+            self.run_ids[run_id] = location

@@ -99,8 +99,8 @@ async def run_check(
     if not sources or Path(name).exists():
         check_readable([name])
         sources = [NdjsonSource(name), *sources]
-    place = os.fsencode(name).decode(errors="replace")
-    stage = Invariants(profile or "poc", is_alone=name != STDIN, source=place, contracts=contracts)
+    source = os.fsencode(name).decode(errors="replace")
+    stage = Invariants(profile or "poc", is_alone=name != STDIN, source=source, contracts=contracts)
     await Pipeline((Chain(sources),)).through(stage).into(*sinks)
     return _check_result(stage, examined.found)
 

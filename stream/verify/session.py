@@ -90,10 +90,10 @@ def verify(
     raise.
     Raise InputError where there is nothing to verify.
     """
-    place = os.fsencode(target).decode(errors="replace")
+    source = os.fsencode(target).decode(errors="replace")
     try:
         is_folder = is_run_folder(target, "neither an archive nor a run folder")
-        report = VerifyReport(place, limits or Limits(), is_folder)
+        report = VerifyReport(source, limits or Limits(), is_folder)
         with closing(VerifySession(report, boundary)) as session:
             if is_folder:
                 folder = RunFolder(target)
@@ -109,11 +109,11 @@ def verify(
                         _checkpointed(read_ahead(parts_of(file, report.limits)), checkpoint)
                     )
     except NoArchive as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{source}: {error}") from None
     except OSError as error:
-        raise InputError(f"{place}: {os_reason(error)}") from None
+        raise InputError(f"{source}: {os_reason(error)}") from None
     except ValueError as error:  # a NUL in the path
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{source}: {error}") from None
     return report
 
 

@@ -175,7 +175,7 @@ def test_hashed_runs_cite_digests_only(patch: Path, text: str) -> None:
 def test_what_an_emoji_is(text: str) -> None:
     found = find_emoji(f"a {text} b")
     assert found is not None
-    assert found.place == 2
+    assert found.position == 2
 
 
 @pytest.mark.parametrize(

@@ -319,8 +319,8 @@ class EbpfFeed:
         except OSError as error:  # no /proc, no further descriptor, no memory for the ring
             if attachment is not None:
                 attachment.loaded.close()
-            place = f"{error.filename}: " if error.filename else ""
-            raise FeedError(f"the kernel feed: {place}{os_reason(error)}") from None
+            prefix = f"{error.filename}: " if error.filename else ""
+            raise FeedError(f"the kernel feed: {prefix}{os_reason(error)}") from None
 
     def wrap(self, order: Start) -> Start:
         """Return the order as it is: nothing is put before the command."""

@@ -255,8 +255,8 @@ def strace_send_events(
     sent, is not to be seen; those behind it nobody tried."""
     sent = max(result.ret or 0, 0)
     events = []
-    for place, message in enumerate([parsed, *parsed.others][: sent + 1]):
-        is_unseen = call == "sendmmsg" and place == sent > 0
+    for index, message in enumerate([parsed, *parsed.others][: sent + 1]):
+        is_unseen = call == "sendmmsg" and index == sent > 0
         if message.has_peer:
             one = CallResult(result.start, None) if is_unseen else result
             events.append(make_strace_event(ts, task, tid, call, message, one))
@@ -536,8 +536,8 @@ class StraceParser:
             return
         if call in SENDS:
             events = strace_send_events(self._line_time, task, tid, call, parsed, result)
-            for place, event in enumerate(events):
-                self._add_kernel_event(event, is_extra=place > 0)
+            for index, event in enumerate(events):
+                self._add_kernel_event(event, is_extra=index > 0)
             self.counts.others += not events
             return
         call = syntax.BY_NUMBER.get(call, call)

@@ -356,10 +356,10 @@ def _finish_send(parsed: CallArguments, found: re.Match[bytes]) -> bool:
 
 def _finish_sends(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     """Read whom each message of a sendmmsg in a strace line names."""
-    for place, address in enumerate(_MESSAGE.findall(found["messages"])):
-        one = _arguments("sendmmsg") if place else parsed
+    for index, address in enumerate(_MESSAGE.findall(found["messages"])):
+        one = _arguments("sendmmsg") if index else parsed
         _read_peer_address(one, address)
-        parsed.others += [one] if place else []
+        parsed.others += [one] if index else []
     return True
 
 
