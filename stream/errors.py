@@ -112,14 +112,14 @@ _SCARCE_WORDS = {
 }
 
 
-def shortage(error: BaseException) -> str | None:
+def resource_shortage(error: BaseException) -> str | None:
     """Return which resource of the machine ran out, or None for any other error, which is a bug.
 
     Memory, descriptors or disk space may run out anywhere: the command line calls this for every
     error that it catches.
     """
     if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(shortage, error.exceptions)), None)
+        return next(filter(None, map(resource_shortage, error.exceptions)), None)
     if isinstance(error, MemoryError):
         return _SCARCE[errno.ENOMEM]
     if isinstance(error, OSError) and error.errno in _SCARCE:

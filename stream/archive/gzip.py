@@ -106,7 +106,7 @@ class GzipReader:
         return _is_seal(self._seal) is not None
 
     def decoded_blocks(self) -> Iterator[bytes]:
-        """Yield the content in blocks. Raise BrokenArchive where it cannot be trusted."""
+        """Yield the decompressed archive in blocks. Raise BrokenArchive where it is damaged."""
         digest = hashlib.sha256()
         engine = zlib.decompressobj(-zlib.MAX_WBITS)
         held = b""

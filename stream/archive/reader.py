@@ -31,10 +31,10 @@ from stream.archive.tar import (
     decode_extended,
     decode_header,
     decode_long_name,
+    entry_kind_fault,
     entry_name_fault,
     extended_name_faults,
     is_of_another_tar,
-    kind_fault,
     may_begin_tar,
 )
 from stream.codec import MAX_LINE
@@ -116,7 +116,7 @@ class _PartBatch(Struct):
     error: Exception | None = None
 
 
-def read_ahead(parts: Iterator[Part]) -> Iterator[Part]:
+def read_parts_ahead(parts: Iterator[Part]) -> Iterator[Part]:
     """Yield the same parts, made in a thread meanwhile: reading and inflating need no interpreter.
 
     What is short is not worth a thread.
@@ -299,7 +299,7 @@ class _TarEntries:
 
     def _entry_parts(self, header: Header, faults: list[Fault]) -> Iterator[Part]:
         """Yield the parts of one archive entry: its start, its bytes, its faults and its end."""
-        if fault := kind_fault(header.kind):
+        if fault := entry_kind_fault(header.kind):
             faults.append(fault)
         if fault := entry_name_fault(header.name):
             faults.append(fault)

@@ -197,7 +197,7 @@ def is_of_another_tar(block: bytes) -> bool:
     return is_odd or header.kind not in (_REGULAR, _LONG_NAME)
 
 
-def kind_fault(kind: bytes) -> Fault | None:
+def entry_kind_fault(kind: bytes) -> Fault | None:
     """Find what is wrong with the kind of an entry."""
     if kind == _REGULAR:
         return None

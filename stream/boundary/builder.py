@@ -58,7 +58,7 @@ class BoundaryBuilder(Struct, frozen=True):
     catalogs: Catalogs
     descriptor: Descriptor
 
-    def from_flags(self, flags: EmitFlags, host: Host) -> bytes:
+    def record_from_flags(self, flags: EmitFlags, host: Host) -> bytes:
         """Build the record that a probe asked for. Raise EmitError with emit-record's sentence."""
         texts = flags.texts
         mode, primary = texts["--run-mode"], texts["--primary-capability-id"].strip()
@@ -97,7 +97,7 @@ class BoundaryBuilder(Struct, frozen=True):
             )
         )
 
-    def from_harness(
+    def record_from_harness(
         self,
         cell: RawEmission,
         host: Host,

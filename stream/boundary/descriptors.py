@@ -200,7 +200,7 @@ class Descriptor(Struct, frozen=True):
         """Return whether everybody who has stream knows this descriptor."""
         return self.canonical and self.key == _bundled_descriptor().key
 
-    def whole(self) -> dict[str, Any]:
+    def whole_descriptor(self) -> dict[str, Any]:
         """Return the descriptor with its pattern in it, so that it needs no other file."""
         return {
             "schema_version": DESCRIPTOR,
@@ -361,7 +361,7 @@ def _compile_schema(schema: dict[str, Any], path: Path) -> Check:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: not a usable JSON Schema: {reason}") from None
 
-    def check(line: bytes) -> Fault | None:
+    def check_by_schema(line: bytes) -> Fault | None:
         """Find what a line breaks of the schema."""
         try:
             value = msgspec.json.decode(line)
@@ -376,7 +376,7 @@ def _compile_schema(schema: dict[str, Any], path: Path) -> Check:
         # The message quotes the value, however long that is.
         return Fault(_shorten_message(error.message), f"${steps}")
 
-    return check
+    return check_by_schema
 
 
 def _record_rule_fault(record: SharedRecord, size: int) -> Fault | None:
@@ -483,7 +483,9 @@ class Boundaries:
         """Return the descriptor that records of these keys need elsewhere; empty if none."""
         for descriptor in self.descriptors:
             if descriptor.key in keys and not descriptor.is_bundled:
-                return msgspec.json.format(msgspec.json.encode(descriptor.whole())) + b"\n"
+                return (
+                    msgspec.json.format(msgspec.json.encode(descriptor.whole_descriptor())) + b"\n"
+                )
         return b""
 
     def are_canonical(self, lines: Iterable[Any]) -> bool:

@@ -238,7 +238,7 @@ class EmitFlags(Struct):
         return self.texts.get(flag) or None
 
 
-def parse_words(words: Sequence[Word]) -> EmitFlags:
+def parse_emit_words(words: Sequence[Word]) -> EmitFlags:
     """Parse the command line. Raises EmitError with the sentence that emit-record prints."""
     flags = EmitFlags()
     rest = iter(words)

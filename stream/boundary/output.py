@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder, Host, within_limits
 from stream.boundary.descriptors import Catalogs
-from stream.boundary.flags import EmitFlags, clip_text, is_too_deep, parse_words
+from stream.boundary.flags import EmitFlags, clip_text, is_too_deep, parse_emit_words
 from stream.codec import DECODE_ERRORS, decode_fault, parse_document
 from stream.errors import EmitError
 from stream.records.boundary import (
@@ -88,7 +88,7 @@ class ProbeOutput:
         capability = texts["--primary-capability-id"].strip()
         self._check_same_cell(texts["--probe-name"], texts["--run-mode"], capability)
         try:
-            line = recorder.from_flags(self._flags, self.host)
+            line = recorder.record_from_flags(self._flags, self.host)
         except EmitError as error:
             raise Refused("bad-emission", f"emit-record: {error}") from None
         self._check_target(texts["--target"], result, [capability, *self._flags.secondary])
@@ -125,7 +125,7 @@ class ProbeOutput:
         if frame.os:
             self.host = replace(self.host, os=frame.os)
         try:
-            self._flags = parse_words(frame.words)
+            self._flags = parse_emit_words(frame.words)
         except EmitError as error:
             words = [word.text.decode(errors="replace") for word in frame.words[:60]]
             self.emitted = {"words": words}

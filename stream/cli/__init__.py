@@ -20,9 +20,9 @@ def main() -> None:
         from stream.cli.app import app
         from stream.cli.runner import start_app
     except (MemoryError, OSError, ImportError) as error:
-        from stream.errors import shortage
+        from stream.errors import resource_shortage
 
-        if (sentence := shortage(error)) is None:
+        if (sentence := resource_shortage(error)) is None:
             raise
         sys.stderr.write(f"stream: {sentence}\n")
         sys.exit(2)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import typer
 
 from stream.errors import number as number
-from stream.errors import shortage
+from stream.errors import resource_shortage
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -88,7 +88,7 @@ def start_app(app: Callable[[], None]) -> None:
         code = error.errno if isinstance(error, OSError) else 0
         if code in (errno.ENOSPC, errno.EBADF, errno.EIO):  # help that has no place to go
             sentence = f"stdout: {os.strerror(code).lower()}"
-        elif (short := shortage(error)) is not None:
+        elif (short := resource_shortage(error)) is not None:
             sentence = short
         else:
             raise

@@ -414,7 +414,7 @@ def _replace_shape(
 ) -> str:
     """Replace matches of a shape in a part of a path, and note the rule if there are any."""
 
-    def one(found: re.Match[str]) -> str:
+    def replacement_of(found: re.Match[str]) -> str:
         """Return what stands in the place of one match."""
         if looks is not None and not looks(found[0]):
             return found[0]
@@ -422,7 +422,7 @@ def _replace_shape(
         start, end = (at - found.start() for at in found.span(found.lastindex or 0))
         return f"{found[0][:start]}{by}{found[0][end:]}"
 
-    return shape.sub(one, name)
+    return shape.sub(replacement_of, name)
 
 
 #: Of a name: its folder as it is compared, the rule, and what is before and behind the ending.
@@ -456,7 +456,8 @@ def agree_on_names(runs: Sequence[RunNames]) -> None:
         shared = [
             key
             for key, count in times.items()
-            if count > 1 and _is_random(key, [offers[key] for offers in offered if key in offers])
+            if count > 1
+            and _are_random_endings(key, [offers[key] for offers in offered if key in offers])
         ]
         # By chance the beginnings of some endings are the same: that form fits fewer names.
         shared.sort(key=lambda key: -sum(len(offers.get(key, ())) for offers in offered))
@@ -500,7 +501,7 @@ def _ending_forms(run: RunNames, paths: Sequence[str]) -> _Offers:
     return found
 
 
-def _is_random(key: _Key, endings: Sequence[dict[str, str]]) -> bool:
+def _are_random_endings(key: _Key, endings: Sequence[dict[str, str]]) -> bool:
     """Return whether endings are random: not if all runs have the same, or all are words."""
     differ = len({frozenset(one.values()) for one in endings}) > 1
     is_port = key[1] == "port"

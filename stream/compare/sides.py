@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.archive.chain import Tally
-from stream.archive.reader import EntryStart, Limits, Part, contents_of, parts_of, read_ahead
+from stream.archive.reader import EntryStart, Limits, Part, contents_of, parts_of, read_parts_ahead
 from stream.archive.tar import BrokenArchive, NoArchive
 from stream.codec import DECODE_ERRORS, OverlongLine, contract_of, decode_fault, lines_of
 from stream.compare.names import BEHIND, ProofRequest, Proofs, ProvenNames, RunNames, agree_on_names
@@ -289,7 +289,7 @@ class _WantedFiles:
         self._comparable_lines = bytearray() if name in (*ARTIFACTS, *OPTIONAL) else None
 
     def feed(self, data: bytes) -> None:
-        """Take the next block of the file."""
+        """Take the next block of the archive's file."""
         self._tally.feed(data)
         if self._comparable_lines is None:
             return
@@ -300,7 +300,7 @@ class _WantedFiles:
         self._comparable_lines += data
 
     def end(self) -> Tally:
-        """End the file and return its size and digest."""
+        """End the archive's file and return its size and digest."""
         if self._comparable_lines is not None:
             self.found[self._tally.layer] = bytes(self._comparable_lines)
         return self._tally
@@ -314,7 +314,7 @@ def _archive_artifacts(path: Path) -> dict[str, bytes]:
             os.fsencode(path).decode(errors="replace"), diff_limits(), is_folder=False
         )
         try:
-            read_archive(read_ahead(parts), report, wanted)
+            read_archive(read_parts_ahead(parts), report, wanted)
         except BrokenArchive as broken:
             report.report_fault(broken.rule, str(broken))
     for fault in report.findings:

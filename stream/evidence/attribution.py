@@ -140,7 +140,7 @@ class Attribution:
             step()
         self._count_events(remaining, None)
 
-    def uncertainties(self) -> Iterator[str]:
+    def uncertainty_codes(self) -> Iterator[str]:
         """Yield a code for each thing about the calls that is not certain, after the run."""
         if not all(one.is_hook for one in self._silent_reporters):
             self._names.add(OTHERS)

@@ -29,7 +29,7 @@ def comparable_command(command: str) -> str:
 
 
 def command_digest_of(command: str) -> str:
-    """Return the digest of what a command is known by."""
+    """Return the digest of a command, as `comparable_command` has it."""
     import hashlib
 
     text = comparable_command(command).encode("utf-8", "surrogatepass")

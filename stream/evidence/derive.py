@@ -249,7 +249,7 @@ def _uncertainties_of_kernel(
         uncertainty_code("kernel_events_lost_in_window", c.id)
         for c in _calls_with_losses(calls.values(), gaps)
     )
-    uncertainties = list(attribution.uncertainties())  # it marks the calls that are doubted
+    uncertainties = list(attribution.uncertainty_codes())  # it marks the calls that are doubted
     if not has_kernel:
         yield "kernel_layer_absent"
         return

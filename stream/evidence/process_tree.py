@@ -77,7 +77,7 @@ class ProcessTree:
     def fork_process(
         self, parent_pid: int, child_pid: int, candidates: CandidateCalls | None
     ) -> None:
-        """Add a child. `candidates`: the calls that the parent itself may be working for."""
+        """Add a child process. `candidates`: the calls that its parent may be working for."""
         self.exit_process(child_pid)  # its number may have been another's
         parent = self.process(parent_pid)
         child = self._enter_process(child_pid, parent)

@@ -44,7 +44,7 @@ def failure_name(result: int | None) -> str:
 KeyT = TypeVar("KeyT")
 T = TypeVar("T")
 DescribeKeys: TypeAlias = Callable[[tuple[KeyT, ...]], T]
-Piece: TypeAlias = tuple[list[str], list[T]]  #: paths, and what is told of each
+Piece: TypeAlias = tuple[list[str], list[T]]  #: paths, and the description of each
 _PIECE = 1000  #: paths
 _MOST_SHARED = 10_000
 #: Folders stand without the slash behind them. None: names that are all of their path.
@@ -60,7 +60,7 @@ class PathsByKey(Generic[KeyT]):
         self._shared: dict[bytes, bytes] = {}  #: many folders have the same names in them
 
     def add_paths(self, paths: Iterable[str], key: KeyT) -> None:
-        """Add paths under a key."""
+        """Add paths that were reached, or not, under a key."""
         folders = self._named.setdefault(key, {})
         if len(self._shared) > _MOST_SHARED:
             self._shared.clear()
@@ -89,7 +89,7 @@ class PathsByKey(Generic[KeyT]):
                     names -= {name for name in names if name.startswith(start)}
 
     def path_pieces(self, describe: DescribeKeys[KeyT, T]) -> Iterator[Piece[T]]:
-        """Yield paths with what `tell` makes of their keys, sorted by code points, which is the
+        """Yield paths with what `describe` makes of their keys, sorted by code points, which is the
         order of UTF-8 bytes."""
         open_folders: list[_PathGroup[KeyT]] = []
         for prefix, named in sorted(self._names_by_folder().items()):
@@ -144,7 +144,7 @@ class _PathGroup(Struct, Generic[KeyT]):
             yield self._piece_of_paths(self.names[start : self.at], describe)
 
     def _piece_of_paths(self, names: list[bytes], describe: DescribeKeys[KeyT, T]) -> Piece[T]:
-        """Return the paths of these names of a folder, and what is told of each."""
+        """Return the paths of these names of a folder, each with its description."""
         prefix = self.prefix
         paths = [prefix + name.decode() for name in names]
         keys = {key for key, _ in self.named}
@@ -293,7 +293,7 @@ class StreamedRecord(Struct, Generic[RecordT]):
         return b"".join((*self.encoded_record(), b"\n"))
 
     def whole_record(self) -> RecordT:
-        """Return the whole record."""
+        """Return the whole record of a surface or companion, as one struct."""
         made: dict[str, Any] = {}
         for name, pieces in self.fields.items():
             made[name] = getattr(self.outline, name).copy()
@@ -304,7 +304,7 @@ class StreamedRecord(Struct, Generic[RecordT]):
 
 
 def _join_json(empty: bytes, pieces: Iterator[list[Any] | dict[str, Any]]) -> Iterator[bytes]:
-    """`empty`: the two brackets."""
+    """Join pieces of a JSON list or object. `empty`: its two brackets."""
     yield empty[:1]
     comma = b""
     for piece in filter(None, pieces):

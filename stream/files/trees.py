@@ -206,7 +206,7 @@ def holds_more(fd: int, status: os.stat_result, limit: int) -> bool:
 
 
 def file_pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
-    """Yield the data and holes that lie between two places of a file."""
+    """Yield the data and holes that lie between two offsets of a file."""
     for start, stop in _data_extents(fd, begin, end):
         yield from _parts_of_hole(start - begin)
         yield from _read_chunks(fd, start, stop)
@@ -244,7 +244,7 @@ def _parts_of_hole(hole: int) -> Iterator[int]:
 
 
 def _read_chunks(fd: int, begin: int, end: int) -> Iterator[bytes]:
-    """Yield the data between two places of a file in chunks."""
+    """Yield the data between two offsets of a file in chunks."""
     while begin < end:
         data = os.pread(fd, min(end - begin, CHUNK), begin)
         if not data:

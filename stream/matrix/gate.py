@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder
-from stream.boundary.flags import REPEATABLE, parse_words
+from stream.boundary.flags import REPEATABLE, parse_emit_words
 from stream.boundary.scripts import (
     SHEBANG,
     TEMPORARY,
@@ -289,7 +289,7 @@ def _flag_faults(emission: RawEmission) -> Iterator[tuple[str, str]]:
     """Yield (rule, message) for each flag that is given too often."""
     try:
         frames, _ = split_frames(emission.stdout)
-        given = parse_words(frames[0].words).given if frames else {}
+        given = parse_emit_words(frames[0].words).given if frames else {}
     except (FrameError, EmitError):  # the record reports it
         return
     for flag, count in given.items():

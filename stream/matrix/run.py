@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from stream.boundary.builder import BoundaryBuilder, Host
 from stream.boundary.descriptors import find_catalogs, find_descriptor
-from stream.boundary.flags import FILES, PAIRS, parse_words
+from stream.boundary.flags import FILES, PAIRS, parse_emit_words
 from stream.boundary.scripts import Cell, Stop, utf8
 from stream.errors import EmitError, StreamError
 from stream.matrix.plan import StartedPlan, declared_sandbox_mode, workspace_root
@@ -85,11 +85,11 @@ class Matrix:
 def emit_words(words: Sequence[str]) -> bytes:
     """Return the record that the words of emit-record describe, or raise EmitError."""
     try:
-        said = parse_words(list(_with_file_contents(words)))
+        said = parse_emit_words(list(_with_file_contents(words)))
         catalogs = find_catalogs(said.text_of_flag("--catalog"))
         descriptor = find_descriptor(said.text_of_flag("--boundary"))
         around = Host(system_name(), utf8(workspace_root()), declared_sandbox_mode())
-        return BoundaryBuilder(catalogs, descriptor).from_flags(said, around)
+        return BoundaryBuilder(catalogs, descriptor).record_from_flags(said, around)
     except StreamError as error:  # emit-record has one exit code for every error
         raise EmitError(str(error)) from None
 

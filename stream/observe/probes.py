@@ -65,7 +65,7 @@ class ProbeRecorder:
         if descriptor.is_bundled:
             return None
         try:
-            return write_document(settings.folder / DESCRIPTOR_FILE, descriptor.whole())
+            return write_document(settings.folder / DESCRIPTOR_FILE, descriptor.whole_descriptor())
         except OutputError as error:
             self.troubles.append(str(error))
             return None

@@ -75,7 +75,7 @@ class ToolCallRecorder:
         ]
 
     def transformers(self) -> list[Transformer]:
-        """Return what makes events of what is told."""
+        """Return the transformer that makes events of what comes on the channels."""
         return [LenientTransformer(self.collector, self._record_lost_channels)]
 
     def end(self) -> None:

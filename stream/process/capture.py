@@ -91,7 +91,7 @@ async def follow_program(
             await _stop_tree(watch)
         else:
             captured.stragglers = await _end_rest_of_tree(watch)
-        watch.read_rest()
+        watch.read_remaining_output()
     finally:
         try:
             if not tree.is_clean:
@@ -145,7 +145,7 @@ class _TreeWatch:
                         self._selector.unregister(key.fd)
                         del self._open[key.fd]
 
-    def read_rest(self) -> None:
+    def read_remaining_output(self) -> None:
         """Read what is left in a pipe that a process beyond our reach still holds, or that was
         filled while nobody looked."""
         for pipe, tail in self._open.items():

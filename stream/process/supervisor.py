@@ -359,7 +359,7 @@ def _read_waiting_signals(fd: int) -> bytes:
 
 
 def _read_message(fd: int) -> Prepare | Start | None:
-    """Read one message. None: the recorder is gone, or wants nothing any more."""
+    """Read one message of the recorder. None: the recorder is gone, or wants nothing any more."""
     data = b""
     length = 4
     while len(data) < length:

@@ -216,8 +216,8 @@ class Containment:
         return not self._trees_left() and not self._holds_others()
 
     def kill(self) -> bool:
-        """Kill who is left. Return whether that was the last step: nobody is, or GIVE_UP is over
-        and what lives is stuck in the kernel."""
+        """Kill who is left of the trees. Return whether that was the last step: nobody is left, or
+        GIVE_UP is over and what lives is stuck in the kernel."""
         left = self._trees_left()
         if not left and not self._holds_others():
             return True

@@ -99,7 +99,7 @@ class Redactor:
         self._lock = threading.Lock()
 
     def begin_stream(self) -> StreamScan:
-        """Begin a stream, whose output does not depend on how its bytes are cut."""
+        """Begin to redact a stream; its output does not depend on how its bytes are cut."""
         from stream.redaction.scanner import StreamScan, detector_for  # their tables take a while
 
         with self._lock:

@@ -460,13 +460,13 @@ _BASE64_END = re.compile(rb"[^A-Za-z0-9+/_=-]")
 def _encoded_anchors(words: Iterable[bytes], spans: FindSecrets) -> list[Anchor]:
     """Return the anchors of encoded texts. `words`: what a text in base64 may begin with."""
 
-    def percent(text: bytes, position: int) -> Iterator[Secret | AskLater]:
+    def find_percent_encoded(text: bytes, position: int) -> Iterator[Secret | AskLater]:
         """Find secrets in a word of percent escapes, once for each word."""
         start = _token_start(text, position)
         if not _ESCAPE.search(text, start, position):  # the first of its word
-            yield from view(text, start, position)
+            yield from find_in_token(text, start, position)
 
-    def view(text: bytes, start: int, position: int) -> Iterator[Secret | AskLater]:
+    def find_in_token(text: bytes, start: int, position: int) -> Iterator[Secret | AskLater]:
         """Find secrets in what a word of percent escapes means."""
         found = _TOKEN.match(text, start, position + _FAR)
         if not found or found.end() <= position:
@@ -482,13 +482,13 @@ def _encoded_anchors(words: Iterable[bytes], spans: FindSecrets) -> list[Anchor]
                 span.kind, start + positions[span.start], end, _TOKEN_END if is_open else None
             )
         if is_cut:
-            yield AskLater(position + _STRIDE, again)
+            yield AskLater(position + _STRIDE, continue_in_token)
 
-    def again(text: bytes, position: int) -> Iterator[Secret | AskLater]:
+    def continue_in_token(text: bytes, position: int) -> Iterator[Secret | AskLater]:
         """Go on with a word of percent escapes from a position."""
-        return view(text, _token_start(text, position), position)
+        return find_in_token(text, _token_start(text, position), position)
 
-    def base64(text: bytes, position: int) -> Iterator[Secret]:
+    def find_base64_encoded(text: bytes, position: int) -> Iterator[Secret]:
         """Find secrets in what base64 means."""
         found = EDGE.match(text, position) and _BASE64.match(text, position, position + _FAR)
         if not found:
@@ -499,8 +499,8 @@ def _encoded_anchors(words: Iterable[bytes], spans: FindSecrets) -> list[Anchor]
 
     forms = {_base64_beginning(word) for word in words}
     return [
-        Anchor(b"%", percent, then=rb"(?=[0-9A-Fa-f]{2})"),
-        *(Anchor(form, base64) for form in sorted(forms) if len(form) >= 4),
+        Anchor(b"%", find_percent_encoded, then=rb"(?=[0-9A-Fa-f]{2})"),
+        *(Anchor(form, find_base64_encoded) for form in sorted(forms) if len(form) >= 4),
     ]
 
 

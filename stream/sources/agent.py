@@ -346,7 +346,7 @@ def open_outputs(folder: Path, policy: CapturePolicy) -> list[OutputFile]:
 
 
 async def prepare_guard(guard: Guard, home: Path) -> tuple[Wrappers | None, Cgroup | None]:
-    """What the guard was told to get ready. Raises OutputError where it could not."""
+    """Return what the guard has prepared: wrappers and cgroup. Raise OutputError."""
     line = b""
     while not line.endswith(b"\n"):
         await wait_readable(guard.status)

@@ -118,7 +118,7 @@ class Emit:
                 failure = ProbeFailure(printable(cell.probe), cell.mode, refused.reason, sentence)
                 self.failures.append(failure)
             result = "error"
-            line = self._recorder.from_harness(
+            line = self._recorder.record_from_harness(
                 cell, output.host, refused.reason, refused.sentence, output.emitted, output.noise
             )
         self.results[result] += 1

@@ -211,7 +211,7 @@ MOST_TEXT = 16 << 20
 
 
 def redact_shell_command(capture_policy: CapturePolicy, command: str) -> str:
-    """What a shell is asked to run, wherever it is told: the same of the same."""
+    """Redact a command that a shell is asked to run: the same wherever the same is reported."""
     if capture_policy.mode == "hashed":
         return command_digest_of(command)
     seen: str = capture_policy.redact_value(command)
@@ -250,8 +250,8 @@ class ToolCallCollector:
     @property
     def received(self) -> Mapping[str, int]:
         """How many bytes came on each channel."""
-        told = self._records.received.items()
-        return {channel: n for channel, n in told if self._reads_stdout or channel != STDOUT}
+        received = self._records.received.items()
+        return {channel: n for channel, n in received if self._reads_stdout or channel != STDOUT}
 
     def event_log_environment(self, log: Path) -> dict[bytes, bytes]:
         """The variables that tell an agent where the event log is."""
@@ -286,7 +286,7 @@ class ToolCallCollector:
         self.dropped.append(dropped)
 
     def finish(self) -> tuple[()]:
-        """Count what of everything that was told could not be used."""
+        """Count what of everything that came on the channels could not be used."""
         self._records.finish()
         self.repeats = self._layer.repeats
         self.unknown_form = self._redacted_types()
@@ -311,18 +311,18 @@ class ToolCallCollector:
 
     def _redacted_types(self) -> dict[str, int]:
         """Return how many lines of stdout had no known form, by their type, without secrets."""
-        told = Counter[str]()
+        found = Counter[str]()
         if self._reads_stdout:
-            told += self._records.foreign_types
+            found += self._records.foreign_types
         if self._reads_stdout and not self._layer.has_producer:  # else they are its program's own
-            told += self._records.session_types
+            found += self._records.session_types
         kept = Counter(
             {
                 self._capture_policy.redact_value(kind): n
-                for kind, n in told.most_common(_MOST_TYPES)
+                for kind, n in found.most_common(_MOST_TYPES)
             }
         )
-        if rest := told.total() - kept.total():
+        if rest := found.total() - kept.total():
             kept["…"] += rest
         return dict(kept)
 

@@ -347,9 +347,9 @@ def _reference_artifact_faults(
             for reason in clean_report_faults(report, health):
                 yield CORRELATION_FILE, "contract.correlation", reason
     if isinstance(report, CorrelationReport):
-        told = [one.tool_call_id for one in replay.sdk if one.event_type in TOOL_EVENTS]
+        reported = [one.tool_call_id for one in replay.sdk if one.event_type in TOOL_EVENTS]
         decided = [one.tool_call_id for one in replay.policy]
-        calls = unbound_call_faults(report, told, decided)
+        calls = unbound_call_faults(report, reported, decided)
         unsettled = unsettled_calls(replay.sdk, replay.policy)
         doubts = (f"$.status: clean, and {code}" for code in unsettled if report.status == "clean")
         for reason in (*calls, *doubts, *_binding_faults(report, replay)):
@@ -396,7 +396,7 @@ def _binding_faults(report: CorrelationReport, replay: LayerReplay) -> Iterator[
     decided: dict[str | None, set[str]] = {}
     for one in replay.policy:
         decided.setdefault(one.tool_call_id, set()).add(one.decision)
-    told = {said.tool_call_id for said in replay.sdk}
+    reported = {said.tool_call_id for said in replay.sdk}
     for binding in report.bindings:
         name, count = binding.tool_call_id, binding.kernel_event_count
         decisions = decided.get(name, set())
@@ -405,7 +405,7 @@ def _binding_faults(report: CorrelationReport, replay: LayerReplay) -> Iterator[
             yield f"{_quoted_value(name)}: the decision about it is missing"
         elif binding.policy_decision not in (None, *decisions):
             yield f"{_quoted_value(name)}: no such decision is in the policy layer"
-        elif not decisions and name not in told:
+        elif not decisions and name not in reported:
             yield f"{_quoted_value(name)}: nobody told of such a call"
         elif count > replay.events or (is_whole and count != replay.events):
             yield f"{_quoted_value(name)}: {count} events, not {replay.events}"

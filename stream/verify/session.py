@@ -28,7 +28,7 @@ from stream.archive.manifest import (
     missing_files_of,
     required_files,
 )
-from stream.archive.reader import EntryStart, Limits, Part, parts_of, read_ahead
+from stream.archive.reader import EntryStart, Limits, Part, parts_of, read_parts_ahead
 from stream.archive.tar import BrokenArchive, Checkpoint, NoArchive, no_checkpoint
 from stream.codec import DECODE_ERRORS, decode_fault
 from stream.contracts import DOCUMENTS, decoder_of
@@ -101,12 +101,13 @@ def verify(
                 report.names = _folder_names(target, report)
                 parts = folder.archive_parts(reading_order(report.names))
                 session.check(
-                    _checkpointed(read_ahead(parts), checkpoint), missing_files_of(report.names)
+                    _checkpointed(read_parts_ahead(parts), checkpoint),
+                    missing_files_of(report.names),
                 )
             else:
                 with target.open("rb", buffering=0) as file:
                     session.check(
-                        _checkpointed(read_ahead(parts_of(file, report.limits)), checkpoint)
+                        _checkpointed(read_parts_ahead(parts_of(file, report.limits)), checkpoint)
                     )
     except NoArchive as error:
         raise InputError(f"{source}: {error}") from None

@@ -13,7 +13,7 @@ import msgspec
 
 from stream.boundary.builder import BoundaryBuilder, Host
 from stream.boundary.descriptors import find_catalogs, find_descriptor, make_descriptor
-from stream.boundary.flags import parse_words
+from stream.boundary.flags import parse_emit_words
 from stream.codec import BUNDLE, Lines, LineSplitter
 from stream.pipeline import Transformer
 from stream.records.boundary import FRAME_END, FRAME_START, RawEmission, Word
@@ -100,7 +100,9 @@ def make_own_builder(**changes: str) -> BoundaryBuilder:
 
 def record_of_flags(*more: str | bytes, words: Sequence[str] = WORDS) -> dict[str, Any]:
     """What the words make, with more of them at their end. Raises EmitError."""
-    return decode_object(make_builder().from_flags(parse_words(as_words(*words, *more)), AROUND))
+    return decode_object(
+        make_builder().record_from_flags(parse_emit_words(as_words(*words, *more)), AROUND)
+    )
 
 
 def record(**sections: dict[str, Any]) -> dict[str, Any]:

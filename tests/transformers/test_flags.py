@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.boundary.flags import FILES, PAIRS, REPEATABLE, REQUIRED, EmitFlags, parse_words
+from stream.boundary.flags import FILES, PAIRS, REPEATABLE, REQUIRED, EmitFlags, parse_emit_words
 from stream.errors import EmitError
 from stream.matrix.run import emit_words
 from stream.records.boundary import FILE_MOST, Word
@@ -35,7 +35,7 @@ from tests.transformers.samples import (
 
 
 def parse_flags(*more: str | bytes, words: Sequence[str] = WORDS) -> EmitFlags:
-    return parse_words(as_words(*words, *more))
+    return parse_emit_words(as_words(*words, *more))
 
 
 def refusal_of(*more: str | bytes, words: Sequence[str] = WORDS) -> str:
@@ -45,7 +45,9 @@ def refusal_of(*more: str | bytes, words: Sequence[str] = WORDS) -> str:
 
 
 def parse_with_file(flag: str, content: bytes | None) -> EmitFlags:
-    return parse_words([*as_words(*WORDS, flag), Word(b"/some/file", content, content is None)])
+    return parse_emit_words(
+        [*as_words(*WORDS, flag), Word(b"/some/file", content, content is None)]
+    )
 
 
 @pytest.mark.parametrize("flag", REQUIRED)
@@ -83,7 +85,9 @@ def test_the_statuses(status: str) -> None:
 def test_an_unknown_mode_is_named() -> None:
     assert refusal_of("--run-mode", "caged") == "Unknown run mode: caged (expected baseline)"
     flags = parse_flags("--run-mode", "caged")
-    assert decode_object(make_own_builder().from_flags(flags, AROUND))["run"]["mode"] == "caged"
+    assert (
+        decode_object(make_own_builder().record_from_flags(flags, AROUND))["run"]["mode"] == "caged"
+    )
 
 
 def test_unknown_capabilities_are_named() -> None:
@@ -264,7 +268,7 @@ def test_a_key_that_stands_twice_is_refused(flag: str) -> None:
 def test_a_whole_payload() -> None:
     content = b'{"stdout_snippet":null,"stderr_snippet":"' + b"e" * 500 + b'","raw":{"a":1}}'
     flags = parse_with_file("--payload-file", content)
-    payload = decode_object(make_builder().from_flags(flags, AROUND))["payload"]
+    payload = decode_object(make_builder().record_from_flags(flags, AROUND))["payload"]
     assert payload["raw"] == {"a": 1}
     assert payload["stderr_snippet"] == "e" * 400 + "…"
     for bad in (b"{}", b"[]", b"", content[:-1] + b',"more":1}'):
@@ -279,7 +283,7 @@ def test_a_whole_payload_goes_with_no_part_of_one(other: list[str]) -> None:
     content = b'{"stdout_snippet":null,"stderr_snippet":null,"raw":{}}'
     words = as_words(*WORDS, *other, "--payload-file")
     with pytest.raises(EmitError) as caught:
-        parse_words([*words, Word(b"f", content)])
+        parse_emit_words([*words, Word(b"f", content)])
     expected = f"--payload-file is a whole payload: it does not go with {other[0]}"
     assert str(caught.value) == expected
 
@@ -303,7 +307,7 @@ ANY_WORD = st.builds(Word, FLAG_WORDS | st.binary(max_size=12), st.none() | st.b
 def test_any_words_are_parsed_or_refused(words: list[Word], complete: bool) -> None:
     words = [*as_words(*WORDS), *words] if complete else words
     with contextlib.suppress(EmitError):
-        line = make_builder().from_flags(parse_words(words), AROUND)
+        line = make_builder().record_from_flags(parse_emit_words(words), AROUND)
         assert make_builder().descriptor.check(line) is None
 
 
