@@ -98,7 +98,7 @@ class EntryStart(Struct):
     name: str
     size: int
     faults: list[Fault]
-    is_sealed: bool = False  #: of an archive whose header vouches for its bytes
+    is_sealed: bool = False  #: of an archive whose header has the digest of its bytes
 
 
 class EntryEnd(Struct):

@@ -154,8 +154,8 @@ class ProbeOutput:
         mode = record.stack.sandbox_mode
         if mode not in (None, self.cell.sandbox_mode):
             raise Refused("wrong-cell", f"the record names sandbox mode {mode}: none such declared")
-        workspace, own = record.run.workspace_root, self.cell.workspace_root
-        if None not in (workspace, own) and workspace != clip_text(own or ""):
+        workspace, expected = record.run.workspace_root, self.cell.workspace_root
+        if None not in (workspace, expected) and workspace != clip_text(expected or ""):
             raise Refused("wrong-cell", f"the record names another workspace: {workspace}")
         _check_same_capabilities(record, recorder.catalogs)
         secondary = record.probe.secondary_capability_ids or ()

@@ -108,9 +108,9 @@ class CarefulCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an empty word among the command's own words and the first of the agent's."""
-        own = args[: args.index("--") + 2] if "--" in args else args
-        if "" in own:
-            before = own[own.index("") - 1] if own.index("") else "the first word"
+        words = args[: args.index("--") + 2] if "--" in args else args
+        if "" in words:
+            before = words[words.index("") - 1] if words.index("") else "the first word"
             raise typer.BadParameter(f"an empty word after {before}: is a variable unset?")
         return super().parse_args(ctx, args)
 

@@ -337,8 +337,8 @@ class RunPhases:
     def _record_foreign_files(self) -> None:
         """Report files in the run folder that the recorder did not write: they are no evidence."""
         settings = self._settings
-        own = {*self.files, *_WRITTEN_LAST}
-        if found := settings.foreign_files(own, has_evidence=self._kernel is not None):
+        recorded = {*self.files, *_WRITTEN_LAST}
+        if found := settings.foreign_files(recorded, has_evidence=self._kernel is not None):
             self.summary.foreign_files = found[:_MOST_FOREIGN]
             self._record_loss(
                 f"not the recorder's, and no part of the record: {list_first_names(found)}"

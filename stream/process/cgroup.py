@@ -108,7 +108,7 @@ def current_cgroup() -> Path | None:
 def cgroup_of_process(pid: int | str) -> Path | None:
     """Return the folder of the control group that a process is in."""
     try:
-        own = next(
+        group = next(
             line[3:]
             for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()
             if line.startswith("0::")
@@ -120,6 +120,6 @@ def cgroup_of_process(pid: int | str) -> Path | None:
         fields, _, kind = mount.partition(" - ")
         if kind.startswith("cgroup2 "):
             root, point = fields.split()[3:5]
-            if root == "/" or own == root or own.startswith(f"{root}/"):
-                return Path(point) / own.removeprefix(root if root != "/" else "").lstrip("/")
+            if root == "/" or group == root or group.startswith(f"{root}/"):
+                return Path(point) / group.removeprefix(root if root != "/" else "").lstrip("/")
     return None

@@ -156,8 +156,8 @@ def list_children() -> list[int]:
             with open(f"/proc/self/task/{thread}/children", "rb") as file:  # noqa: PTH123
                 found += map(int, file.read().split())
     except OSError:  # a kernel without this file
-        own = os.getpid()
-        return [process.pid for process in _all_processes() if process.parent == own]
+        this = os.getpid()
+        return [process.pid for process in _all_processes() if process.parent == this]
     return found
 
 

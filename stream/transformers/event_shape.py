@@ -81,9 +81,9 @@ def _field_rules_below(kind: Type, rule: str) -> Iterator[tuple[str, str]]:
         only, _ = _parted_from_null(only.item_type)
     if isinstance(only, StructType) and only.cls not in _OF_ONE_RULE:
         for field in only.fields:
-            own = _rule_of_field(only, rule, field.name)
-            yield own, _expected_words(field.type)
-            yield from _field_rules_below(field.type, own)
+            field_rule = _rule_of_field(only, rule, field.name)
+            yield field_rule, _expected_words(field.type)
+            yield from _field_rules_below(field.type, field_rule)
 
 
 def _rule_of_field(kind: StructType, rule: str, name: str) -> str:
@@ -130,12 +130,18 @@ def _read_event_members(
     found = {}
     for field in kind.fields:
         name = field.name
-        own = _rule_of_field(kind, rule, name)
+        field_rule = _rule_of_field(kind, rule, name)
         if name in value:
-            found[name] = _read_event_value(field.type, value[name], own, f"{path}.{name}", faults)
+            found[name] = _read_event_value(
+                field.type, value[name], field_rule, f"{path}.{name}", faults
+            )
         elif field.required:
             faults.append(
-                Fault(f"is missing; expected {_expected_words(field.type)}", f"{path}.{name}", own)
+                Fault(
+                    f"is missing; expected {_expected_words(field.type)}",
+                    f"{path}.{name}",
+                    field_rule,
+                )
             )
             found[name] = _empty_event_value(field.type)
     return kind.cls(**found)

@@ -167,8 +167,8 @@ def _legible_text(text: str) -> str:
 def _plain_sentence(text: str, name: str) -> str:
     """Write a text as words, `#` for what is none, and the ends of clauses, parted by spaces."""
     if name and (parts := re.split(r"[\s_-]+", _legible_text(name))) != [""]:
-        own = r"[\s_-]+".join(map(re.escape, parts))
-        text = re.sub(rf"(?<![\w./=-]){own}(?![\w/=-])", " agent ", text)
+        agent_name = r"[\s_-]+".join(map(re.escape, parts))
+        text = re.sub(rf"(?<![\w./=-]){agent_name}(?![\w/=-])", " agent ", text)
     return " ".join(token for word in text.split() for token in _tokens_of_word(word))
 
 
