@@ -21,8 +21,11 @@ from stream.errors import os_reason
 
 if TYPE_CHECKING:
     import hashlib
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 BLOCK = 1 << 20  #: bytes that are read at once
+LARGE = 1 << 16  #: bytes whose hashing is worth a thread
+PART = 64 << 20  #: bytes, at least, of a file that are compared by themselves
 RESERVED = 128 << 10  #: bytes: the documents of a run, unless it reached very much
 NOT_OURS = "was removed, replaced or written to by somebody else"
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,25 +49,72 @@ class RecordedFile(Struct):
         return f"sha256:{self.sha256}"
 
 
-class Sha256:
-    """A digest that loads OpenSSL only once there is something to hash."""
+class GrowingDigest:
+    """The SHA-256 of what is written to a file. It loads OpenSSL once there is something to hash.
+
+    Large data is hashed in a thread, while its giver writes on. The states on the way are kept:
+    from each of them on, a part of the file can be compared by itself.
+    """
 
     def __init__(self) -> None:
+        self._size = 0
         self._digest: hashlib._Hash | None = None
+        self._states: list[tuple[int, hashlib._Hash]] = []  # and the bytes before them
+        self._thread: ThreadPoolExecutor | None = None
+        self._hashing: Future[None] | None = None
 
     def update(self, data: bytes) -> None:
         """Add data to what is hashed."""
-        if self._digest is None:
-            import hashlib
+        if self._hashing is not None:
+            self._hashing.result()
+            self._hashing = None
+        if len(data) < LARGE:
+            self._hash(data)
+            return
+        if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor
 
-            self._digest = hashlib.sha256()
-        self._digest.update(data)
+            self._thread = ThreadPoolExecutor(1)
+        self._hashing = self._thread.submit(self._hash, data)
 
     def hexdigest(self) -> str:
         """Return the digest of all data so far, in 64 digits."""
         self.update(b"")
         assert self._digest is not None
         return self._digest.hexdigest()
+
+    def is_of(self, fd: int) -> bool:
+        """Tell whether an open file holds what was hashed. Its size has to be that already."""
+        self.update(b"")
+        assert self._digest is not None
+        ends = [*self._states[1:], (self._size, self._digest)]
+
+        def is_as_hashed(start: tuple[int, hashlib._Hash], end: tuple[int, hashlib._Hash]) -> bool:
+            """Hash on from one state over the file, and compare with the next state."""
+            (at, state), (until, expected) = start, end
+            digest = state.copy()
+            while at < until and (data := os.pread(fd, min(BLOCK, until - at), at)):
+                digest.update(data)
+                at += len(data)
+            return digest.digest() == expected.digest()
+
+        if len(ends) == 1:
+            return is_as_hashed(self._states[0], ends[0])
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(2) as threads:
+            return all(threads.map(is_as_hashed, self._states, ends))
+
+    def _hash(self, data: bytes) -> None:
+        """Hash data, and keep the state before it where a part begins."""
+        if self._digest is None:
+            import hashlib
+
+            self._digest = hashlib.sha256()
+        if not self._states or self._size - self._states[-1][0] >= PART:
+            self._states.append((self._size, self._digest.copy()))
+        self._digest.update(data)
+        self._size += len(data)
 
 
 class AppendFile:
@@ -83,7 +133,7 @@ class AppendFile:
         self.is_made = False
         self._fd = -1
         self._is_torn = False
-        self._digest = Sha256() if is_hashed else None
+        self._digest = GrowingDigest() if is_hashed else None
 
     def open(self, fd: int | None = None) -> Self:
         """Make the file, or take over one that was just made. Raise OSError where something has
@@ -150,7 +200,8 @@ class AppendFile:
 
     def is_as_written(self) -> bool:
         """Tell whether the file still has its name, and nobody else has written into it."""
-        return self.is_in_place() and self.holds_what_was_written(self.sha256)
+        assert self._digest is not None
+        return self.is_in_place() and self._digest.is_of(self._fd)
 
     def is_in_place(self) -> bool:
         """Tell whether the file still has its name and its size. One that was never made has:

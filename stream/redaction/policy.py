@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from stream.errors import decode_escaped, encodable
-from stream.files.append import AppendFile, RecordedFile, Sha256
+from stream.files.append import AppendFile, GrowingDigest, RecordedFile
 from stream.records.decision import CaptureMode
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class OutputFile:
 
     def __init__(self, path: Path, policy: CapturePolicy) -> None:
         self._file = AppendFile(path).open()
-        self._raw = Sha256() if policy.mode == "hashed" else None
+        self._raw = GrowingDigest() if policy.mode == "hashed" else None
         self._filter = None
         if policy.redactor is not None and self._raw is None:
             self._filter = policy.redactor.begin_stream()

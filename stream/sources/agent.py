@@ -1,10 +1,11 @@
 """The agent's command as a source, from its start until nothing of its tree is left.
 
 Its output goes to a file and on to whoever reads ours, as it comes and byte for byte: a thread for
-each pipe reads, writes, digests and hands on, without a switch to another one: a gigabyte through
-the pipeline of a run takes half as much processor time again. A reader of our own output sets the
-pace; it has a thread of its own, that can be left behind. What stdout tells of tool calls goes into
-the pipeline as well. Where that stands still, the agent goes on, and what is left out is counted.
+each pipe reads, writes and hands on, and only large blocks are hashed in another one: a gigabyte
+through the pipeline of a run takes half as much processor time again. A reader of our own output
+sets the pace; it has a thread of its own, that can be left behind. What stdout tells of tool calls
+goes into the pipeline as well. Where that stands still, the agent goes on, and what is left out is
+counted.
 """
 
 from __future__ import annotations

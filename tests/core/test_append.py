@@ -6,8 +6,12 @@ import errno
 import os
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stream.files.append import AppendFile, Unit
 
@@ -121,6 +125,35 @@ def test_a_torn_line_that_cannot_be_cut_off(
     assert file.append_lines(b"three")
     assert (tmp_path / "lines").read_bytes() == b"one\ntwo\nthree\n"
     file.close()
+
+
+@given(
+    st.lists(st.binary(max_size=40), min_size=1, max_size=12),
+    st.sampled_from([(10**6, 10**6), (10**6, 16), (8, 16), (8, 10**6)]),
+    st.integers(min_value=0),
+)
+def test_a_change_is_found_in_whichever_part_it_is(
+    blocks: list[bytes], sizes: tuple[int, int], at: int
+) -> None:
+    """However large the blocks are that a thread hashes, and the parts that are compared."""
+    large, part = sizes
+    data = b"".join(blocks)
+    with (
+        TemporaryDirectory() as folder,
+        patch.multiple("stream.files.append", LARGE=large, PART=part),
+    ):
+        path = Path(folder) / "file"
+        file = AppendFile(path).open()
+        for block in blocks:
+            file.append(block, "bytes")
+        assert file.sha256 == sha256(data).hexdigest()
+        assert file.is_as_written()
+        if data:
+            with path.open("r+b") as other:
+                other.seek(at % len(data))
+                other.write(bytes([data[at % len(data)] ^ 1]))
+            assert not file.is_as_written()
+        file.close()
 
 
 @pytest.mark.parametrize("what", ["appended", "changed", "replaced", "removed"])
