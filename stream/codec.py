@@ -6,7 +6,6 @@ computed from the batch: good lines pay nothing for it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -324,6 +323,8 @@ def is_file(path: Path) -> bool:
 
 def parse_document(data: bytes) -> Any:
     """Parse a JSON value. Raises ValueError with the reason, after its JSON path if any."""
+    import json  # most commands only read lines
+
     repeated: list[_RepeatedKeyObject] = []
 
     def members(pairs: list[tuple[str, Any]]) -> Any:
