@@ -127,8 +127,7 @@ class Attribution:
 
     def attribute_events(self, events: Iterable[AttributionEvent]) -> None:
         """Attribute all kernel events of a run to its tool calls."""
-        steps: list[tuple[int, Callable[[], None]]] = []
-        steps += [
+        steps: list[tuple[int, Callable[[], None]]] = [
             (at, partial(self._cross_window_edge, edge, call))
             for at, edge, call in _window_edges(self._calls)
         ]
@@ -484,8 +483,7 @@ class RecorderActivity:
 
     def forget_hook(self, pid: int) -> None:
         """Forget a hook: what a tool call starts is none of the recorder's, whatever it is."""
-        if self.is_hook(pid):
-            del self._roles[pid]
+        del self._roles[pid]
 
     def follow_event(self, pid: int, kind: int, details: EventDetails | None) -> bool:
         """Take in the next event, and return whether it is the recorder's."""

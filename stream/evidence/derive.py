@@ -43,7 +43,6 @@ from stream.records.artifacts import (
     ObservationHealth,
     PolicyEvent,
     SdkEvent,
-    State,
     Window,
 )
 from stream.records.channels import HOOKS, UNSEEN
@@ -85,7 +84,8 @@ def correlate_layers(
     the feed, which know of losses that have no place.
     """
     calls = calls_of_run(sdk, policy, markers)
-    recorder = _recorder_activity(markers)
+    home, helpers = (markers[0].home, markers[0].helpers) if markers else (None, [])
+    recorder = RecorderActivity(home, helpers)
     unseen = any(f"{HOOKS}:{UNSEEN}" in marker.unused for marker in markers)
     attribution = Attribution(
         calls.values(), recorder, _log_writes(markers), hook_writes_unseen=unseen
@@ -105,14 +105,13 @@ def correlate_layers(
         named.add("policy_log_opened_by_the_agent")
     ordered = calls_in_marker_order(calls.values())
     bindings = [_bind_call_to_window(call, total) for call in ordered if not call.is_forged]
-    report = CorrelationReport(
-        run_id=run_id,
-        status=_correlation_status(bindings, named, has_kernel=has_kernel),
-        bindings=bindings,
-        ambiguities=sorted(named),
-    )
     return Correlation(
-        report=report,
+        report=CorrelationReport(
+            run_id=run_id,
+            status="failed" if not has_kernel else "clean" if bindings and not named else "partial",
+            bindings=bindings,
+            ambiguities=sorted(named),
+        ),
         calls={call.id: _counts_by_kind(call.counts) for call in ordered},
         unbound=_counts_by_kind(attribution.unbound),
         undecided=_counts_by_kind(attribution.undecided),
@@ -130,12 +129,6 @@ def unsettled_calls(sdk: Sequence[SdkEvent], policy: Sequence[PolicyEvent]) -> l
     return sorted({code for code in named if code.partition(":")[0] in _UNSETTLED})
 
 
-def _recorder_activity(markers: Sequence[Marker]) -> RecorderActivity:
-    if not markers:
-        return RecorderActivity(None, ())
-    return RecorderActivity(markers[0].home, markers[0].helpers)
-
-
 def _log_writes(markers: Sequence[Marker]) -> Iterator[LogWrite]:
     """Yield the writes to the policy log and the command log that the markers of a run show."""
     for marker in markers:
@@ -150,12 +143,6 @@ def _has_unseen_writes(capture: RawCapture | None) -> bool:
     eBPF knows the file of the policy log by itself.
     """
     return capture is not None and capture.feed == "strace" and capture.uring == "hole"
-
-
-def _correlation_status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -> State:
-    if not has_kernel:
-        return "failed"
-    return "clean" if bindings and not named else "partial"
 
 
 def _bind_call_to_window(call: Call, total: int) -> Binding:

@@ -153,8 +153,7 @@ class ProcessTree:
         process.is_unsure = False
         for text in asked:
             calls = filter(is_candidate, self._commands.get(comparable_command(text), ()))
-            found = tuple(islice(calls, 2))
-            if found:
+            if found := tuple(islice(calls, 2)):
                 if len(found) == 1:
                     process.candidates = CandidateCalls(found)
                 return

@@ -276,11 +276,10 @@ class StreamedRecord(Struct, Generic[RecordT]):
             return
         config = type(self.outline).__struct_config__
         yield b'{"%b":%b' % (str(config.tag_field).encode(), _encode(config.tag))
-        names = zip(
-            self.outline.__struct_fields__, self.outline.__struct_encode_fields__, strict=True
-        )
+        outline = self.outline
+        names = zip(outline.__struct_fields__, outline.__struct_encode_fields__, strict=True)
         for name, encoded in names:
-            value = getattr(self.outline, name)
+            value = getattr(outline, name)
             yield b",%b:" % _encode(encoded)
             if name in self.fields:
                 yield from _join_json(_encode(value), self.fields[name]())
