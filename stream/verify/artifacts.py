@@ -231,8 +231,7 @@ def capture_counter_faults(
     if capture.feed == "absent":
         yield from _absent_feed_faults(capture, companion)
         return
-    may_lack = is_streamed and bool(capture.unknown_loss)
-    yield from _left_out_faults(companion, may_lack=may_lack)
+    yield from _left_out_faults(companion, may_lack=is_streamed and bool(capture.unknown_loss))
     yield from _capture_cgroup_faults(capture, replay)
     if not capture.unknown_loss:  # else nobody knows what is missing, here as there
         yield from _event_count_faults(capture, companion, replay)
@@ -348,8 +347,7 @@ def _reference_artifact_faults(
                 yield CORRELATION_FILE, "contract.correlation", reason
     if isinstance(report, CorrelationReport):
         reported = [one.tool_call_id for one in replay.sdk if one.event_type in TOOL_EVENTS]
-        decided = [one.tool_call_id for one in replay.policy]
-        calls = unbound_call_faults(report, reported, decided)
+        calls = unbound_call_faults(report, reported, [one.tool_call_id for one in replay.policy])
         unsettled = unsettled_calls(replay.sdk, replay.policy)
         doubts = (f"$.status: clean, and {code}" for code in unsettled if report.status == "clean")
         for reason in (*calls, *doubts, *_binding_faults(report, replay)):
@@ -370,8 +368,7 @@ def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[
     for name in SURFACE_SETS:
         here, there = getattr(stated, name), getattr(made, name)
         if here != there and not surface.may_claim(name, here):
-            reason = f"$.{name}: {_value_difference(here, there)}"
-            yield SURFACE_FILE, "contract.surface", reason
+            yield SURFACE_FILE, "contract.surface", f"$.{name}: {_value_difference(here, there)}"
 
 
 def _health_differences(health: ObservationHealth, replay: LayerReplay) -> list[str]:

@@ -93,9 +93,8 @@ def contract_of_layer(name: str, kernel: CountLines, sdk: CountLines) -> LayerCo
         return LayerContract(decoder, _DetailRules(kernel).faults, RecordBatch, is_numbered=False)
     if name == MARKERS_FILE:
         return LayerContract(decoder, _MarkerRules(kernel, sdk).faults, RecordBatch)
-    return LayerContract(
-        decoder, _check_each_record(_RULES.get(name, "contract.line")), RecordBatch
-    )
+    rule = _RULES.get(name, "contract.line")
+    return LayerContract(decoder, _check_each_record(rule), RecordBatch)
 
 
 class LayerChecker:
@@ -221,8 +220,7 @@ class LayerChecker:
             return
         for position, (before, seq) in enumerate(pairwise((first - 1, *seqs))):
             if seq != before + 1:
-                reason = f"expected {before + 1}, got {seq}"
-                yield position, Fault(reason, "$.seq", "contract.seq")
+                yield position, Fault(f"expected {before + 1}, got {seq}", "$.seq", "contract.seq")
 
     def _report_overlong_line(self, number: int) -> None:
         self._replay.mark_unreadable()

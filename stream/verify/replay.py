@@ -175,8 +175,7 @@ class LayerReplay:
 
     def count_scopes(self) -> Counter[str]:
         """Count the events of the kernel layer by their scope."""
-        both = self.events - self._scopes.total()
-        return +Counter({"both": both, **self._scopes})
+        return +Counter({"both": self.events - self._scopes.total(), **self._scopes})
 
     def events_in_order(self) -> Iterator[AttributionEvent]:
         """Yield the kernel events for attribution, equal ones between two markers together."""
@@ -307,8 +306,7 @@ class LayerReplay:
         if None in values:
             values = [value for value in values if value is not None]
         text = "\0".join(values)
-        between = len(values) - 1
-        is_odd = text[:1] != "/" or not text.count("\0/") == text.count("\0") == between
+        is_odd = text[:1] != "/" or not text.count("\0/") == text.count("\0") == len(values) - 1
         if values and (is_odd or "\\" in text):
             self._check_open_paths(columns)
         if HOME not in text:
@@ -345,14 +343,11 @@ class LayerReplay:
     def _first_waiting_event(self) -> KernelEvent | None:
         """Return the first event, but for opens, whose detail did not come yet."""
         if self._waiting is None:
-            self._waiting = self._read_waiting_events()
+            self._without_open.seek(0)
+            self._waiting = map(msgspec.json.Decoder(KernelEvent).decode, self._without_open)
         if self._next is None:
             self._next = next(self._waiting, None)
         return self._next
-
-    def _read_waiting_events(self) -> Iterator[KernelEvent]:
-        self._without_open.seek(0)
-        yield from map(msgspec.json.Decoder(KernelEvent).decode, self._without_open)
 
     def _read_event_columns(self) -> Iterator[_Block]:
         """Yield process numbers and event types of the kernel layer from their temporary file."""

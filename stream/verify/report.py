@@ -129,10 +129,9 @@ class VerifyReport(Struct):
     ) -> None:
         """Report that an archive or run folder breaks a rule of `stream verify`."""
         assert rule in RULES, rule
-        severity = "warning" if rule in WARNINGS else "error"
         found = Finding(
             rule=rule,
-            severity=severity,  # type: ignore[arg-type]
+            severity="warning" if rule in WARNINGS else "error",
             message=printable(message[:_LONGEST]),
             source=self.source_name_of(name),
             line=line or UNSET,
@@ -157,8 +156,7 @@ class VerifyReport(Struct):
         if contract_of(data) is None:  # a decoder takes a record without its schema
             self.report_fault(rule, "it names no schema", name, line, "$.schema")
         if repeated := repeated_key(data):
-            fault = repeated._replace(rule="contract.duplicate_key")
-            self.add_faults([fault], name, line)
+            self.add_faults([repeated._replace(rule="contract.duplicate_key")], name, line)
 
     def is_too_deep(self, data: bytes, name: str, line: int = 0) -> bool:
         """Tell whether a record is nested too deeply, which is reported."""

@@ -166,13 +166,9 @@ def document_disagreements(run: RunDocuments) -> Iterator[str]:
     for what, stated, where, said in _run_statements(run):
         if stated != said or type(stated) is not type(said):
             yield f"{what}: {_quoted(stated)}, but {_quoted(said)} by {where}"
-    summary = run.summary
-    if (
-        summary
-        and summary.commands
-        and not _artifact_facts(run, "commands_observed", "command_log")
-    ):
-        yield f"commands: {summary.commands}, and no event names their log"
+    commands = run.summary.commands if run.summary else 0
+    if commands and not _artifact_facts(run, "commands_observed", "command_log"):
+        yield f"commands: {commands}, and no event names their log"
 
 
 def command_log_faults(run: RunDocuments, verified: Collection[int]) -> Iterator[str]:
@@ -202,12 +198,8 @@ def _metadata_statements(metadata: RunMetadata, run: RunDocuments) -> Iterator[S
     """Yield what the metadata state, beside what events and runner layer say of it."""
     for name, event in run.events.items():
         for key in _SESSION:
-            yield (
-                f"metadata {key}",
-                getattr(metadata, key),
-                name,
-                value_within(event, "session", key),
-            )
+            said = value_within(event, "session", key)
+            yield f"metadata {key}", getattr(metadata, key), name, said
         mode = value_within(event, "prompt_provenance", "capture_mode")
         yield "metadata capture_mode", metadata.capture_mode, name, mode
         ids = [value_within(one, "id") for one in items_within(event, "request", "constraints")]
@@ -243,19 +235,12 @@ def _output_statements(summary: RunSummary, run: RunDocuments) -> Iterator[State
 def _summary_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
     """Yield what the summary counts, and what other documents say of that."""
     diff = _artifact_facts(run, "fs_diff_captured", "diff")
-    yield "changed_paths", summary.changed_paths, "fs_diff_captured", diff.get("changed_count")
-    yield (
-        "changed_inside_git",
-        summary.changed_inside_git,
-        "fs_diff_captured",
-        diff.get("inside_git"),
-    )
-    yield (
-        "changed_after_exit",
-        summary.changed_after_exit,
-        "fs_diff_captured",
-        diff.get("has_after_exit"),
-    )
+    for what, key in (
+        ("changed_paths", "changed_count"),
+        ("changed_inside_git", "inside_git"),
+        ("changed_after_exit", "has_after_exit"),
+    ):
+        yield what, getattr(summary, what), "fs_diff_captured", diff.get(key)
     if diff:
         yield "changed_paths", summary.changed_paths, CHANGES_FILE, run.counted.get(CHANGES_FILE)
     objects = run.counted.get(BOUNDARY_FILE)
@@ -273,8 +258,7 @@ def _summary_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Stat
     denials, lost = _DENIALS.search(sentence), _INCOMPLETE.search(sentence)
     stated = str(summary.declared_denials or 0)
     yield "declared_denials", stated, name, denials[1] if denials else "0"
-    is_error = "; declared_error=yes" in sentence
-    yield "declared_error", bool(summary.declared_error), name, is_error
+    yield "declared_error", bool(summary.declared_error), name, "; declared_error=yes" in sentence
     yield "incomplete", str(len(summary.incomplete)), name, lost[1] if lost else "0"
 
 
@@ -376,15 +360,12 @@ class EventsChecker:
         """Add what the event rules found to the report of `stream verify`."""
         for item in chain.from_iterable(one.items for one in made if one.kind == FINDINGS):
             if not (item.rule == CUT_OFF and self._is_cut_off):
-                rule = f"contract.check.{item.rule}"
-                named = msgspec.structs.replace(item, rule=rule)
+                named = msgspec.structs.replace(item, rule=f"contract.check.{item.rule}")
                 self._report.add_finding(named, EVENTS_FILE)
 
     def _read_event(self, line: bytes, number: int) -> None:
         """Keep what the rules of events alone cannot check. Other lines are found bad by these."""
-        if isinstance(line, OverlongLine):
-            return
-        if self._report.is_too_deep(line, EVENTS_FILE, number):
+        if isinstance(line, OverlongLine) or self._report.is_too_deep(line, EVENTS_FILE, number):
             return
         event = self.event_statements.add_line(line, number)
         run_id = value_within(event, "session", "run_id")
@@ -417,9 +398,7 @@ class DescriptorChecker:
                 self.descriptors.append(make_carried_descriptor(parse_document(data), path))
             except (InputError, ValueError) as error:
                 fault = split_json_path(str(error).removeprefix(f"{path}: "))
-                self._report.report_fault(
-                    "contract.document", fault.reason, DESCRIPTOR_FILE, path=fault.path
-                )
+                self._report.add_faults([fault._replace(rule="contract.document")], DESCRIPTOR_FILE)
 
 
 class RecordsChecker:

@@ -251,13 +251,12 @@ class RunFolder:
     def recorded_changes(self) -> Iterator[FsChange]:
         """Yield what the agent changed, as the events list it. Raise InputError, at the end where
         it is something else."""
-        where = self.root / run.CHANGES_FILE
         for lines in lines_of(self._recorded_blocks(run.CHANGES_FILE), ""):
             for number, line in enumerate(lines, lines.number):
                 try:
                     yield decode_change(line)
                 except (msgspec.MsgspecError, ValueError) as error:
-                    raise InputError(f"{where}:{number}: {error}") from None
+                    raise InputError(f"{self.root / run.CHANGES_FILE}:{number}: {error}") from None
 
     def _recorded_blocks(self, name: str) -> Iterator[bytes]:
         """Yield a file that must have its digest: a program that could write to the record must not
@@ -370,12 +369,10 @@ def manifest_findings(
     if run_id and manifest.run_id != run_id:
         message = f"{manifest.run_id!r}, but {run.METADATA_FILE} is of {run_id!r}"
         yield _run_finding("folder.run_id", message, where, path="$.run_id")
+    events = manifest.events
     try:
-        if (
-            digests.digest_of_beginning(run.EVENTS_FILE, manifest.events.bytes)
-            != manifest.events.sha256
-        ):
-            message = f"the first {manifest.events.bytes} bytes of {run.EVENTS_FILE} were changed"
+        if digests.digest_of_beginning(run.EVENTS_FILE, events.bytes) != events.sha256:
+            message = f"the first {events.bytes} bytes of {run.EVENTS_FILE} were changed"
             yield _run_finding("manifest.events", message, where, path="$.events.sha256")
     except UnusableFileError as fault:
         yield _run_finding("manifest.events", str(fault), where, path="$.events")
@@ -447,8 +444,7 @@ def _diffed_workspace(metadata: RunMetadata | None, root: Path) -> Path | None:
     if metadata is None or metadata.capture_mode != "full" or metadata.workspace_mode == "here":
         return None
     path = Path(os.path.realpath(root / metadata.workspace))
-    is_inside = path.is_relative_to(os.path.realpath(root))
-    return path if is_inside and path.is_dir() else None
+    return path if path.is_relative_to(os.path.realpath(root)) and path.is_dir() else None
 
 
 def evidence_findings(folder: RunFolder) -> Iterator[Finding]:
@@ -471,8 +467,9 @@ def evidence_findings(folder: RunFolder) -> Iterator[Finding]:
             yield _run_finding("folder.evidence", os_reason(error), where)
 
 
-def _contract_fault(line: bytes, contract: str) -> Fault | None:
-    """Return what a line or document breaks of its contract; None if nothing."""
+def _contract_fault(line: bytes, name: str) -> Fault | None:
+    """Return what a line or document of a file breaks of its contract; None if nothing."""
+    contract = CONTRACTS[name]
     try:
         if contract_of(line) != contract:
             return Fault(f"it is no {contract}", "$.schema")
@@ -489,7 +486,7 @@ def _artifact_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, F
         if len(data) > most:
             yield 0, Fault(f"it was not looked at: it has more than {most} bytes")
             return
-    if fault := _contract_fault(bytes(data), CONTRACTS[name]):
+    if fault := _contract_fault(bytes(data), name):
         yield 0, fault
 
 
@@ -504,9 +501,7 @@ def _layer_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Faul
         for number, line in enumerate(lines, lines.number):
             if isinstance(line, OverlongLine):
                 yield number, Fault("it was not looked at: the line is too long")
-            elif not isinstance(line, TornLine) and (
-                fault := _contract_fault(line, CONTRACTS[name])
-            ):
+            elif not isinstance(line, TornLine) and (fault := _contract_fault(line, name)):
                 yield number, fault
 
 

@@ -100,15 +100,10 @@ def verify(
                 folder.require_run_folder()
                 report.names = _folder_names(target, report)
                 parts = folder.archive_parts(reading_order(report.names))
-                session.check(
-                    _checkpointed(read_parts_ahead(parts), checkpoint),
-                    missing_files_of(report.names),
-                )
+                session.check(_checkpointed(parts, checkpoint), missing_files_of(report.names))
             else:
                 with target.open("rb", buffering=0) as file:
-                    session.check(
-                        _checkpointed(read_parts_ahead(parts_of(file, report.limits)), checkpoint)
-                    )
+                    session.check(_checkpointed(parts_of(file, report.limits), checkpoint))
     except NoArchive as error:
         raise InputError(f"{source}: {error}") from None
     except OSError as error:
@@ -279,8 +274,7 @@ class VerifySession:
             torn = self._report.torn.keys() - {CHAIN_FILE}
             found.append(describe_verified(self._report.tallies, verified, torn))
         what = "the run was not recorded to its end" if self._is_cut_off else "it is not whole"
-        message = f"{what}: {'; '.join(found)}"
-        self._report.report_fault("integrity.incomplete", message)
+        self._report.report_fault("integrity.incomplete", f"{what}: {'; '.join(found)}")
 
     def _line_count(self, name: str) -> int:
         """Return how many lines of a layer hold records."""
@@ -349,8 +343,8 @@ def _folder_names(root: Path, report: VerifyReport) -> set[str]:
 
 
 def _checkpointed(parts: Iterator[Part], checkpoint: Checkpoint) -> Iterator[Part]:
-    """Yield the parts of an archive, and call the checkpoint before each."""
-    for part in parts:
+    """Yield the parts of an archive, read ahead, and call the checkpoint before each."""
+    for part in read_parts_ahead(parts):
         checkpoint()
         yield part
 
@@ -430,32 +424,28 @@ class ManifestChecker:
 
     def finish(self) -> None:
         """Check the manifest itself."""
+        report = self._report
         if self._is_too_long:
-            self._report.report_fault(
-                "limit.document", "the manifest is too long", ARCHIVE_MANIFEST
-            )
+            report.report_fault("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
             return
-        data, most = bytes(self._data), self._report.limits.entries
+        data, most = bytes(self._data), report.limits.entries
         if len(_PATH.findall(data)) > most:
-            self._report.report_fault(
-                "limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST
-            )
+            message = f"it lists more than {most} files"
+            report.report_fault("limit.entries", message, ARCHIVE_MANIFEST)
             return
         try:
             self._manifest = manifest = _decode(data)
         except DECODE_ERRORS as error:
-            fault = decode_fault(error)
-            self._report.report_fault(
-                "contract.manifest", fault.reason, ARCHIVE_MANIFEST, path=fault.path
-            )
+            fault = decode_fault(error)._replace(rule="contract.manifest")
+            report.add_faults([fault], ARCHIVE_MANIFEST)
             return
         self._data = bytearray()
-        self._report.add_faults(self._report.check_run_id(manifest.run_id), ARCHIVE_MANIFEST)
-        self._report.names = {*manifest.files}
+        report.add_faults(report.check_run_id(manifest.run_id), ARCHIVE_MANIFEST)
+        report.names = {*manifest.files}
         ordered = dict(sorted(manifest.files.items(), key=lambda item: item[0].encode()))
         if msgspec.json.encode(ArchiveManifest(run_id=manifest.run_id, files=ordered)) != data:
             self._check_form(data)
-        self._report.add_faults(record_faults(manifest), ARCHIVE_MANIFEST)
+        report.add_faults(record_faults(manifest), ARCHIVE_MANIFEST)
 
     def _check_form(self, data: bytes) -> None:
         """Report a form that the contract does not ask for: another tar may have rewritten it."""
