@@ -119,10 +119,7 @@ def diff_runs(
         },
         binding_ids=_set_changes(compared, _call_ids_of),
         policy_outcomes={"changed": [] if broken else list(_outcome_changes(base, head))},
-        unbound={
-            name: _values_of_sides(compared, partial(_unbound_values, excluded, name))
-            for name in SURFACE_SETS
-        },
+        unbound={name: _unbound_values(compared, excluded, name) for name in SURFACE_SETS},
         ambiguities=sorted(_ambiguities(sides)),
         notes=[],
     )
@@ -252,12 +249,6 @@ def _set_changes(
     )
 
 
-def _values_of_sides(
-    sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]
-) -> list[str]:
-    return sorted({value for evidence in sides.values() for value in read(evidence)})
-
-
 def _replaced_programs(
     base: Evidence, head: Evidence, baseline: Sequence[Evidence], excluded: _ExcludedValues
 ) -> dict[str, tuple[list[str], list[str]]]:
@@ -308,8 +299,12 @@ def _decisions(evidence: Evidence) -> dict[str, str | None]:
     return {b.tool_call_id: b.policy_decision for b in bindings if times[b.tool_call_id] == 1}
 
 
-def _unbound_values(excluded: _ExcludedValues, name: str, evidence: Evidence) -> list[str]:
-    return [] if _bindings(evidence) else excluded.remaining_values(name, evidence)
+def _unbound_values(
+    sides: Mapping[Side, Evidence], excluded: _ExcludedValues, name: str
+) -> list[str]:
+    """Return the compared values of a set on the sides without any call to belong to."""
+    unbound = [evidence for evidence in sides.values() if not _bindings(evidence)]
+    return sorted({value for one in unbound for value in excluded.remaining_values(name, one)})
 
 
 # --- how far it can be trusted ------------------------------------------------------------------
@@ -317,13 +312,12 @@ def _unbound_values(excluded: _ExcludedValues, name: str, evidence: Evidence) ->
 
 def _diff_preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
     """Return by name which conditions of a clean diff the two runs meet."""
-    both = sides.values()
     return {
         **{f"{side}_health_clean": _is_healthy(sides[side]) for side in sides},
         **{f"{side}_correlation_clean": _is_correlated(sides[side]) for side in sides},
         "stable_tool_call_ids_required": True,
         "stable_tool_call_ids_present": all(
-            _call_ids_of(one) and _has_stable_ids(one) for one in both
+            _call_ids_of(one) and _has_stable_ids(one) for one in sides.values()
         ),
     }
 
@@ -344,13 +338,11 @@ def _is_correlated(evidence: Evidence) -> bool:
 
 def _has_stable_ids(evidence: Evidence) -> bool:
     """Return whether the ids of all calls are present and unique."""
+    if evidence.correlation is None or evidence.has_nameless_calls:
+        return False
     ids = _call_ids_of(evidence)
-    codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
-    unstable = any(code.partition(":")[0] in _UNSTABLE for code in codes)
-    unstable |= evidence.has_nameless_calls
-    return (
-        evidence.correlation is not None and all(ids) and len(set(ids)) == len(ids) and not unstable
-    )
+    codes = {code.partition(":")[0] for code in evidence.correlation.ambiguities}
+    return all(ids) and len(set(ids)) == len(ids) and codes.isdisjoint(_UNSTABLE)
 
 
 def _diff_status(
@@ -359,10 +351,7 @@ def _diff_status(
     """Return whether two runs could be compared cleanly, or what made the diff partial."""
     if any(map(_degraded_fields_of, sides.values())):
         return "partial:health"
-    holds = found.preconditions
-    if not (holds["base_correlation_clean"] and holds["head_correlation_clean"]):
-        return "partial:correlation"
-    if not all(map(_has_stable_ids, sides.values())):
+    if not all(_is_correlated(one) and _has_stable_ids(one) for one in sides.values()):
         return "partial:correlation"
     return "partial:unbound" if any(found.unbound.values()) else "clean"
 
@@ -688,16 +677,11 @@ def _cells_of_matrix(path: str) -> dict[Key, _CellRecords]:
     """Merge a matrix's records into one outcome a cell; cells whose records differ are mixed."""
     cells: dict[Key, _CellRecords] = {}
     for record in _matrix_records(path):
-        result = record.result
+        probe, result = record.probe, record.result
         side = CellSide(result.observed_result, result.errno, result.message)
-        key = (record.probe.id, record.run.mode)
-        cell = cells.get(key)
-        if cell is None:
-            cells[key] = _CellRecords(
-                record.probe.primary_capability_id, {record.probe.version}, side
-            )
-            continue
-        cell.versions.add(record.probe.version)
+        first = _CellRecords(probe.primary_capability_id, set(), side)
+        cell = cells.setdefault((probe.id, record.run.mode), first)
+        cell.versions.add(probe.version)
         cell.side = side if cell.side.outcome == side.outcome else CellSide("mixed")
     if not cells:
         raise InputError(f"{path}: it has no boundary objects")
@@ -713,7 +697,5 @@ def _matrix_records(path: str) -> Iterator[_ComparedRecord]:
             try:
                 yield _decode(line)
             except DECODE_ERRORS as error:
-                location = f"{path}:{index}"
-                raise InputError(
-                    f"{location}: {decode_fault(error)}: not a boundary object"
-                ) from None
+                fault = decode_fault(error)
+                raise InputError(f"{path}:{index}: {fault}: not a boundary object") from None

@@ -309,9 +309,8 @@ class RunNames:
         if self._run_folders and path.endswith(self._run_folders):
             (known,) = (one for one in self._run_folders if path.endswith(one))
             before, name = path.removesuffix(known), known.rpartition("/")[2]
-            is_workspace = known == self._workspace
             shown = f"{before}/{RUN_FOLDER}/{name}" if before else f"{RUN_FOLDER}/{name}"
-            return _NamedPath(shown, is_workspace=is_workspace)
+            return _NamedPath(shown, is_workspace=known == self._workspace)
         rules: set[str] = set()
         component = path[len(at) :].removeprefix("/")
         slash = "/" if path.startswith("/", len(at)) else ""
@@ -389,8 +388,7 @@ class RunNames:
 
 def free_port(name: str) -> re.Match[str] | None:
     """Find a number in a name that may be a port which the kernel chose."""
-    found = (one for one in _ANY_PORT.finditer(name) if int(one[0]) in _PORTS)
-    return next(found, None)
+    return next((one for one in _ANY_PORT.finditer(name) if int(one[0]) in _PORTS), None)
 
 
 def _run_name_patterns(run_id: str, folder: str) -> Iterator[re.Pattern[str]]:
@@ -504,9 +502,8 @@ def _ending_forms(run: RunNames, paths: Sequence[str]) -> _Offers:
 def _are_random_endings(key: _Key, endings: Sequence[dict[str, str]]) -> bool:
     """Return whether endings are random: not if all runs have the same, or all are words."""
     differ = len({frozenset(one.values()) for one in endings}) > 1
-    is_port = key[1] == "port"
     return differ and (
-        is_port or not all(is_word_ending(e) for one in endings for e in one.values())
+        key[1] == "port" or not all(is_word_ending(e) for one in endings for e in one.values())
     )
 
 

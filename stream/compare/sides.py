@@ -201,8 +201,7 @@ def run_folders(events: bytes) -> tuple[str, str]:
     stated = EventStatements()
     for number, line in enumerate(events.splitlines()[:_FIRST_EVENTS], 1):
         stated.add_line(line, number)
-    prepared = stated.named.get("workspace_prepared")
-    for item in items_within(prepared, "agent_action", "artifacts"):
+    for item in items_within(stated.named.get("workspace_prepared"), "agent_action", "artifacts"):
         named = (value_within(item, "metadata", name) for name in ("run_folder", "root"))
         folder, root = (
             one if isinstance(one, str) and one.startswith("/") else "" for one in named
@@ -226,9 +225,7 @@ def _folder_artifacts(folder: Path) -> dict[str, bytes]:
         if (folder / EVENTS_FILE).is_file():
             with (folder / EVENTS_FILE).open("rb") as events:
                 found[EVENTS_FILE] = events.read(MOST_EVENTS)
-        return (
-            {**_loose_artifacts(folder), **found} if not found.keys() & ARTIFACTS.keys() else found
-        )
+        return found if found.keys() & ARTIFACTS.keys() else {**_loose_artifacts(folder), **found}
     except OSError as error:
         raise InputError(f"{folder}: {os_reason(error)}") from None
 
