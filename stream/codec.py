@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 import msgspec
 from msgspec import UNSET, Struct
 
-from stream.errors import InputError, os_reason, printable
+from stream.errors import InputError, os_reason, shorten_text
 from stream.records.control import WORDS, Fault, Reject
 
 if TYPE_CHECKING:
@@ -159,10 +159,8 @@ class LineSplitter:
 
     def _pop_held_line(self) -> bytes:
         """Return the line that was held, or an OverlongLine with its length and digest."""
-        line: bytes
-        if self._digest is None:
-            line = bytes(self._held)
-        else:
+        line = bytes(self._held)
+        if self._digest is not None:
             line = OverlongLine.of(self._held_length, self._digest.hexdigest(), self._limit)
         self._held, self._held_length, self._digest = bytearray(), 0, None
         return line
@@ -261,14 +259,8 @@ def decode_fault(error: Exception) -> Fault:
         reason = f"expected {words}"
     reason = reason.replace("JSON is malformed", "malformed JSON")
     reason = reason.replace("Input data was truncated", f"malformed JSON: {TOO_EARLY}")
-    reason = _shorten_reason(reason[:1].lower() + reason[1:]).replace("jSON", "JSON")
+    reason = shorten_text(reason[:1].lower() + reason[1:], MAX_REASON).replace("jSON", "JSON")
     return Fault(reason, path.rstrip("`"))
-
-
-def _shorten_reason(text: str) -> str:
-    """Shorten a reason, into which bad lines may put words of their own."""
-    text = printable(text[: MAX_REASON + 1])
-    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
 
 
 #: what decoding an untrusted line may raise
@@ -396,13 +388,11 @@ def _first_repeated_key(value: Any, path: str) -> str:
     """Return the path of the first such object, and its key; an empty text if there is none."""
     if isinstance(value, _RepeatedKeyObject):
         return _first_repeated_key(value.value, path) or f"{path}: duplicate key {value.key!r}"
-    members = (
-        [(f".{key}", member) for key, member in value.items()]
-        if isinstance(value, dict)
-        else [(f"[{index}]", member) for index, member in enumerate(value)]
-        if isinstance(value, list)
-        else []
-    )
+    members: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        members = [(f".{key}", member) for key, member in value.items()]
+    elif isinstance(value, list):
+        members = [(f"[{index}]", member) for index, member in enumerate(value)]
     found = (_first_repeated_key(member, path + step) for step, member in members)
     return next(filter(None, found), "")
 

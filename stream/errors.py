@@ -143,6 +143,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def shorten_text(text: str, longest: int) -> str:
+    """Return a printable text of so many characters at most; what is left out ends in `…`."""
+    escaped = printable(text[: longest + 1])
+    return escaped if len(escaped) <= longest else escaped[: longest - 1] + "…"
+
+
 def encodable(text: str) -> str:
     """Make text from the system encodable: names need not be UTF-8."""
     try:

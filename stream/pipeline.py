@@ -85,7 +85,8 @@ class Transformer(Protocol):
         """Take a batch and return the batches that are made of it."""
 
     def finish(self) -> Iterable[Batch[Any]]:
-        """Return the batches that are left at the end of input."""
+        """Return the batches that are left at the end of input: none, where it held none back."""
+        return ()
 
 
 class Sink(Protocol):
@@ -255,13 +256,6 @@ class LenientSink(Struct):
                     reason = str(error)
             lost += len(batch.items)
 
-        def report() -> None:
-            """Note how many records were lost, and why."""
-            nonlocal lost
-            if lost:
-                self.troubles.append(f"{self.name}: {reason}: {number(lost, 'record')} lost")
-                lost = 0
-
         stack = AsyncExitStack()
         try:
             inner = await stack.enter_async_context(self.sink.open())
@@ -274,7 +268,8 @@ class LenientSink(Struct):
             failure = OutputError(reason) if reason else sys.exception()
             with suppress(OutputError):
                 await stack.__aexit__(type(failure) if failure else None, failure, None)
-            report()
+            if lost:
+                self.troubles.append(f"{self.name}: {reason}: {number(lost, 'record')} lost")
 
 
 def describe_failure(error: BaseException) -> str:

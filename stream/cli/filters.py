@@ -290,8 +290,7 @@ def listen(
         for name in files:
             expect_input(name, "boundary")
         check_outputs([reject], files, force=force)
-        descriptor = find_descriptor(boundary)
-        stage = Listen(descriptor, as_json=as_json, colour=sys.stdout.isatty())
+        stage = Listen(find_descriptor(boundary), as_json=as_json, colour=sys.stdout.isatty())
         sources = Chain([NdjsonSource(name) for name in files])
         await Pipeline((sources,)).through(stage).into(Ndjson("-"), problem_sink(reject))
         if stage.counts.rejected:

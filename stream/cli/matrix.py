@@ -232,8 +232,6 @@ def _name_partial_file(output: str) -> None:
 
 def default_jobs() -> int:
     """Return three a core: probes mostly wait for the kernel."""
-    import os
-
     return 3 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 6
 
 
@@ -408,8 +406,7 @@ def _emit_stream(
 
         check_outputs([reject], force=force)
         stage = Emit(BoundaryBuilder(find_catalogs(catalog), find_descriptor(boundary)))
-        pipeline = Pipeline((NdjsonSource("-"),)).through(stage)
-        await pipeline.into(Ndjson("-"), problem_sink(reject))
+        await Pipeline((NdjsonSource("-"),)).through(stage).into(Ndjson("-"), problem_sink(reject))
         _report_failures(stage.failures)
         print_note(f"emit: {stage.counts}")
         return 1 if stage.failed or stage.counts.rejected else 0

@@ -39,11 +39,8 @@ def report_run_start(recording: RunSettings) -> None:
         named = f"{recording.agent.id} {recording.agent.version}".removesuffix(" unknown")
         print_note(f"stream: the agent is declared as {named}")
     for word in map(os.fsdecode, recording.argv[1:]):
-        if (
-            recording.workspace_mode != "here"
-            and leads_out_of_folder(word)
-            and os.path.lexists(word)
-        ):
+        leads_out = recording.workspace_mode != "here" and leads_out_of_folder(word)
+        if leads_out and os.path.lexists(word):
             print_note(
                 f"stream: {word}: this path is relative to the workspace, and leads out of it"
             )
@@ -76,19 +73,16 @@ def report_run_end(observed: Observed, recording: RunSettings, *, quiet: bool) -
         print_note(f"stream: {line}")
     if observed.matrix is not None:
         print_note(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
+    folder = _short_path(recording.folder)
     if summary.changed_paths and recording.workspace_mode != "here":
         # What was not captured in full cannot be compared with what is there.
         if recording.workspace_mode == "copy" and recording.capture_policy.mode == "full":
-            print_note(
-                f"stream: to apply the changes: stream apply {_short_path(recording.folder)}"
-            )
+            print_note(f"stream: to apply the changes: stream apply {folder}")
         else:
             print_note(f"stream: its changes are in {_short_path(recording.workspace)}")
-    print_note(f"stream: to check the record: stream check {_short_path(recording.folder)}")
+    print_note(f"stream: to check the record: stream check {folder}")
     if summary.kernel_layer not in (None, "absent"):
-        print_note(
-            f"stream: and its kernel evidence: stream verify {_short_path(recording.folder)}"
-        )
+        print_note(f"stream: and its kernel evidence: stream verify {folder}")
 
 
 def _command_hint(summary: RunSummary, recording: RunSettings) -> str:
@@ -100,8 +94,7 @@ def _command_hint(summary: RunSummary, recording: RunSettings) -> str:
         return "; there is no such program on PATH"
     if recording.executable is None or summary.exit_code != 127:
         return ""
-    program = recording.workspace / recording.executable
-    if os.access(program, os.X_OK):
+    if os.access(recording.workspace / recording.executable, os.X_OK):
         return "; the file exists, but its interpreter or loader does not"
     if "/" in name and not name.startswith("/"):
         return f"; neither in the workspace nor in {Path.cwd()}"

@@ -49,8 +49,7 @@ def report_unchecked(command: str, unknown: int, counts: Counts, *, as_filter: b
         print_note(f"{command}: no records arrived")
         return True
     if unknown:
-        lines = number(unknown, "line")
-        print_note(f"{command}: not checked: {lines} of unknown contracts")
+        print_note(f"{command}: not checked: {number(unknown, 'line')} of unknown contracts")
     return 0 < unknown == counts.passed
 
 

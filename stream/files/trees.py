@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -168,13 +169,9 @@ def list_folder(fd: int) -> tuple[list[Entry], list[Entry]]:
                 continue
             kind = folders if stat.S_ISDIR(status.st_mode) else files
             kind.append((os.fsencode(entry.name), status))
-    files.sort(key=_entry_name)
-    folders.sort(key=_entry_name)
+    files.sort(key=itemgetter(0))
+    folders.sort(key=itemgetter(0))
     return files, folders
-
-
-def _entry_name(entry: Entry) -> bytes:
-    return entry[0]
 
 
 def device_and_inode(fd: int) -> tuple[int, int]:

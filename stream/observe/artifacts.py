@@ -197,8 +197,7 @@ def files_of_stream(
     as it is when nothing of it came. `stated`: the counters of the feed, if they came as well;
     without them nobody knows what is missing."""
     with closing(replay_layers(read)) as replay:
-        counts = _feed_counts(stated, rejected, replay)
-        artifacts = _artifacts(run_id, replay, counts)
+        artifacts = _artifacts(run_id, replay, _feed_counts(stated, rejected, replay))
     return {**dict.fromkeys((*LAYERS, RUNNER_FILE), b""), **artifacts}
 
 

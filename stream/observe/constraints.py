@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from stream.errors import OutputError, number, printable
+from stream.errors import OutputError, number, shorten_text
 from stream.files.append import NOT_OURS, RecordedFile
 from stream.observe.agent_output import AgentAnswer, DeclaredOutput, read_declared
 from stream.observe.settings import RunSettings
@@ -399,12 +399,6 @@ def quoted_excerpt(text: str) -> str:
     return f'"{shorten_text(" ".join(text[: 4 * EXCERPT].split()), EXCERPT)}"'
 
 
-def shorten_text(text: str, longest: int) -> str:
-    """Return a printable text, cut where it is too long."""
-    escaped = printable(text[: longest + 1])
-    return escaped if len(escaped) <= longest else escaped[: longest - 1] + "…"
-
-
 def listed_names(names: Sequence[str], total: int, longest: int) -> str:
     """Return as many names as there is room for, and how many more there are."""
     for count in range(len(names), 0, -1):
@@ -592,11 +586,9 @@ def reach_verdict(
     folder = recording.folder
     declared = None
     if recording.capture_policy.mode != "hashed":
-        declared = (
-            read_declared(folder / STDOUT_FILE, stdout.sha256)
-            if stdout.is_ours
-            else DeclaredOutput(mode="unreadable", reason=NOT_OURS)
-        )
+        declared = DeclaredOutput(mode="unreadable", reason=NOT_OURS)
+        if stdout.is_ours:
+            declared = read_declared(folder / STDOUT_FILE, stdout.sha256)
     seen = seen or ObservedCommands(is_complete=False)
     why_none, commands = _logged_commands(folder / COMMANDS_FILE, log, seen, why_none)
     evaluation = evaluate_constraints(

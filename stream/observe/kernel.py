@@ -100,8 +100,7 @@ class KernelRecorder:
             if self._options.is_required:
                 raise RequiredError(f"--require kernel: {error}") from None
             self._capture.reason = str(error)
-            reason = str(error).removeprefix("the kernel feed: ")
-            self._warn(f"the kernel is not watched: {reason}")
+            self._warn(f"the kernel is not watched: {str(error).removeprefix('the kernel feed: ')}")
         else:
             self._feed = feed
             order = feed.wrap(order)
@@ -196,10 +195,8 @@ class KernelRecorder:
             policy_log=None if calls.policy_log is None else self._path_in_layers(calls.policy_log),
         )
         folder, policy = self._settings.folder, self._settings.capture_policy
-        agent, command = (
-            policy.redact_value(self._settings.agent.id),
-            policy.redact_words(self._settings.argv),
-        )
+        agent = policy.redact_value(self._settings.agent.id)
+        command = policy.redact_words(self._settings.argv)
         runner = runner_events(summary, agent, command, calls.env_names)
         self.artifacts = record_artifacts(folder, self._files, calls.collector, result, runner)
         self._troubles += self.artifacts.troubles

@@ -192,7 +192,7 @@ def _build_run_markers(
         size = one.writes.size - one.received if one.writes.sizes else 0
         if size > 0 and not any((lost.channel, lost.why) == (channel, "unread") for lost in known):
             sentence = f"the {channel}: {size} bytes that were written there did not arrive"
-            collector.record_drop(DroppedInput(channel, "unread", size, sentence))
+            collector.dropped.append(DroppedInput(channel, "unread", size, sentence))
     _drop_unseen_hook_writes(collector, result, written)
     unused = conflicting_repeats(collector.boundaries, collector.repeats, written)
     counts = Counter({f"{channel}:told_again": count for channel, count in unused.items()})
@@ -229,4 +229,4 @@ def _drop_unseen_hook_writes(
         sentence = (
             f"the {HOOKS}: nobody was seen to write {number(size, 'byte')} of what came there"
         )
-        collector.record_drop(DroppedInput(HOOKS, UNSEEN, size, sentence))
+        collector.dropped.append(DroppedInput(HOOKS, UNSEEN, size, sentence))

@@ -24,7 +24,6 @@ UNKNOWN = "unknown"
 LARGEST = 4 << 20  #: bytes of a request
 _MODES: dict[str, WorkspaceMode] = {"empty": "empty", "existing": "copy"}
 NUMBERS = ("temperature", "top_p", "max_tokens")  #: of the model
-_CAPTURES = get_args(CaptureMode)
 _HEADING = re.compile(r"^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$")
 _SECTIONS = {
     **dict.fromkeys(("request", "user request", "user request (raw)"), "request"),
@@ -139,7 +138,7 @@ def _read_parameters(path: Path) -> dict[str, Any]:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise InputError(f"{path}: half of a surrogate pair is no text") from None
-    for key, known in (("workspace_mode", tuple(_MODES)), ("capture_mode", _CAPTURES)):
+    for key, known in (("workspace_mode", _MODES), ("capture_mode", get_args(CaptureMode))):
         if key in value and value[key] not in known:
             raise InputError(f"{path}: $.{key}: expected one of {', '.join(known)}")
     return value
@@ -252,5 +251,4 @@ def _constraint_of_item(item: _ConstraintItem, number: int, path: Path) -> Const
         return known
     first = name.partition(".")[0]
     kind: ConstraintType = next((kind for kind in _TYPES if kind in (item.type, first)), "other")
-    rule = " ".join(" ".join(item.rule).split())
-    return Constraint(name, kind, rule or UNKNOWN)
+    return Constraint(name, kind, " ".join(" ".join(item.rule).split()) or UNKNOWN)

@@ -292,6 +292,7 @@ class RunSettings(Struct, kw_only=True):
             for key, value in scenario.parameters.items()
             if key in ("language", "test_framework", "package_manager")
         }
+        numbers = {key: scenario.parameters[key] for key in NUMBERS if key in scenario.parameters}
         if self.capture_policy.mode == "hashed" and scenario.request != UNKNOWN:
             context["user_request_hash"] = sha256_digest(
                 scenario.request.encode(errors="surrogateescape")
@@ -316,13 +317,7 @@ class RunSettings(Struct, kw_only=True):
                 self.capture_policy.mode,
                 None,
                 "unknown",
-                ModelParameters(
-                    **{
-                        key: scenario.parameters[key]
-                        for key in NUMBERS
-                        if key in scenario.parameters
-                    }
-                ),
+                ModelParameters(**numbers),
             ),
             clock=clock,
             write=write,
@@ -343,9 +338,8 @@ def write_manifest(
 ) -> RecordedFile:
     """List what the recorder wrote, as it was written, and nothing else. Raise OutputError."""
     files = [ManifestFile(name, one.bytes, one.sha256) for name, one in sorted(kept.items())]
-    return write_document(
-        folder / MANIFEST_FILE, Manifest(run_id=run_id, events=events, files=files)
-    )
+    manifest = Manifest(run_id=run_id, events=events, files=files)
+    return write_document(folder / MANIFEST_FILE, manifest)
 
 
 def capture_policy(mode: CaptureMode) -> CapturePolicy:

@@ -99,8 +99,8 @@ class ToolCallRecorder:
             self._warn(sentence)
 
     def _record_lost_channels(self, why: str) -> None:
-        self.collector.record_drop(DroppedInput("sdk", "unread", 1, f"the SDK layer: {why}"))
+        self.collector.dropped.append(DroppedInput("sdk", "unread", 1, f"the SDK layer: {why}"))
 
     def _record_lost_decisions(self, why: str) -> None:
         sentence = f"--policy {self.policy_log}: {why}"
-        self.collector.record_drop(DroppedInput(POLICY, "unread", 1, sentence))
+        self.collector.dropped.append(DroppedInput(POLICY, "unread", 1, sentence))

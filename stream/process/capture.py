@@ -19,6 +19,7 @@ from anyio import CancelScope, move_on_after, wait_readable
 from msgspec import Struct, field
 
 from stream.errors import SpawnError
+from stream.process.table import signal_name
 from stream.process.tree import KILL_AFTER, PAUSE, Containment, Reaper, Tree, start_tree
 
 SETTLE = 0.25  #: seconds that a finished leader's children have to end by themselves
@@ -102,7 +103,7 @@ async def follow_program(
             Reaper.get().drop_tree(tree)
     code = tree.leader.returncode
     if code is not None and code < 0:
-        captured.signal = _signal_name(-code)
+        captured.signal = signal_name(-code)
     else:
         captured.exit_code = code
     return captured
@@ -195,14 +196,6 @@ async def _end_tree(tree: Tree) -> list[str]:
     if not found and not containment.is_empty():  # nobody caught is not nobody left
         found = Reaper.get().living_of_tree(tree)
     return list(found.values())
-
-
-def _signal_name(number: int) -> str:
-    """Name a signal by its number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"
 
 
 def _read_output(pipe: int) -> bytes | None:

@@ -36,7 +36,6 @@ from stream.process.table import continue_when_orphaned, is_stopped, list_childr
 from stream.process.tree import (
     GIVE_UP,
     KILL_AFTER,
-    PAUSE,
     Containment,
     Files,
     Names,
@@ -44,6 +43,7 @@ from stream.process.tree import (
     Tree,
     spawn_error,
     start_tree,
+    wait_until_done,
 )
 from stream.process.wrapper_scripts import make_wrappers, wrappers_state
 
@@ -214,9 +214,8 @@ class _Supervisor:
         self._give_up_at = None
         self._wait_until(has_ended, GIVE_UP)
         self._tree.end_tracer()
-        began = time.monotonic()  # also when orphaned: the control group cannot go before it has
-        while not has_ended() and time.monotonic() < began + KILL_AFTER:
-            time.sleep(PAUSE)
+        # Also when orphaned: the control group cannot go before it has.
+        wait_until_done(KILL_AFTER, has_ended)
 
     def _has_leader_ended(self) -> bool:
         """Tell whether the leader of the process tree has ended, and note when it was last seen."""

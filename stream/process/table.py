@@ -59,6 +59,14 @@ def _prctl(option: int, value: int) -> bool:
         return False
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, also of one that has none in this Python."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
 def ticks_now() -> int:
     """Return the present in the unit of Process.start."""
     if not ON_LINUX:
@@ -156,8 +164,7 @@ def list_children() -> list[int]:
             with open(f"/proc/self/task/{thread}/children", "rb") as file:  # noqa: PTH123
                 found += map(int, file.read().split())
     except OSError:  # a kernel without this file
-        this = os.getpid()
-        return [process.pid for process in _all_processes() if process.parent == this]
+        return [process.pid for process in _all_processes() if process.parent == os.getpid()]
     return found
 
 
@@ -168,10 +175,8 @@ def _all_processes() -> Iterator[Process]:
     except OSError:
         return
     for name in names:
-        if name.isdigit():
-            process = read_process(int(name))
-            if process is not None:
-                yield process
+        if name.isdigit() and (process := read_process(int(name))) is not None:
+            yield process
 
 
 def list_descendants(roots: Sequence[Process]) -> Iterator[Process]:

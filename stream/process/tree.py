@@ -332,7 +332,7 @@ class Reaper:
         for tree in trees:
             if not tree.is_over:
                 self.signal_tree(tree, signal.SIGTERM)
-        _wait_until_done(KILL_AFTER, lambda: all(tree.is_over for tree in trees))
+        wait_until_done(KILL_AFTER, lambda: all(tree.is_over for tree in trees))
         Containment(trees).end()
         for tree in trees:
             self.drop_tree(tree)
@@ -348,7 +348,7 @@ class Reaper:
             killed.update(self._kill_roots(strays))
             return not strays and not self._is_flooded
 
-        _wait_until_done(GIVE_UP, has_ended)
+        wait_until_done(GIVE_UP, has_ended)
         return list(killed.values())
 
     def reap_orphans(self, tree: Tree | None = None) -> None:
@@ -452,7 +452,7 @@ def _name_group(tree: Tree, number: int) -> Names:
     return {(leader, 0): f"process group {leader}"} if tree.signal_group(number) else {}
 
 
-def _wait_until_done(seconds: float, is_done: Callable[[], bool]) -> None:
+def wait_until_done(seconds: float, is_done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + seconds
     while not is_done() and time.monotonic() < deadline:
         time.sleep(PAUSE)

@@ -95,10 +95,8 @@ def make_wrappers(home: str, names: Iterable[str], path: str) -> Wrappers | None
     )
     file = f"{home}/wrapper"
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
-    try:
-        os.write(fd, os.fsencode(script))
-    finally:
-        os.close(fd)
+    with os.fdopen(fd, "wb") as wrapper:
+        wrapper.write(os.fsencode(script))
     for name in wrappers.programs:
         os.symlink(file, f"{wrappers.folder}/{name}")  # noqa: PTH211  # there are many
     return wrappers

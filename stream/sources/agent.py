@@ -48,7 +48,7 @@ from stream.process.messages import (
     TreeEnded,
     decode_report,
 )
-from stream.process.table import read_process
+from stream.process.table import read_process, signal_name
 from stream.process.tree import Containment, Reaper
 from stream.process.wrapper_scripts import Wrappers
 from stream.records.channels import STDOUT, ChannelBlock, DroppedInput
@@ -184,9 +184,8 @@ class StdoutBlocks:
             await out.send(Batch(CHANNELS, blocks))
         if self._dropped:
             sentence = f"stdout: {self._dropped} bytes were not looked through for tool calls"
-            await out.send(
-                Batch(CHANNELS, [DroppedInput(STDOUT, "unread", self._dropped, sentence)])
-            )
+            dropped = DroppedInput(STDOUT, "unread", self._dropped, sentence)
+            await out.send(Batch(CHANNELS, [dropped]))
 
     def close(self) -> None:
         """Close the pipe that wakes the sender of stdout blocks."""
@@ -293,11 +292,8 @@ class CommandEnding(Struct):
     @property
     def outlived_since(self) -> int | None:
         """Wall-clock ns from which on only processes that outlived the command acted."""
-        return (
-            self.ended_wall
-            if self.outlived or self.lost_guard or self.has_unseen_processes
-            else None
-        )
+        may_go_on = self.outlived or self.lost_guard or self.has_unseen_processes
+        return self.ended_wall if may_go_on else None
 
     def ending_sentence(self) -> str:
         """Say how the command ended."""
@@ -420,9 +416,9 @@ class AgentCommand:
         """Let the guard start the agent's command, and follow it and its output to their end."""
         if self._interrupts.numbers:  # before there was anything to pass them on to
             self._guard.dismiss_guard()
+            number = self._interrupts.numbers[0]
             self._note_not_started(
-                128 + self._interrupts.numbers[0],
-                f"{_signal_name(self._interrupts.numbers[0])} came before it was started",
+                128 + number, f"{signal_name(number)} came before it was started"
             )
             return
         Reaper.get()  # should the guard be killed, its orphans come to us
@@ -446,7 +442,7 @@ class AgentCommand:
 
     def _pass_on_signal(self, number: int) -> None:
         """Pass an interrupt on to the command's tree; a third one ends the tree at once."""
-        self.ending.passed_on.append(_signal_name(number))
+        self.ending.passed_on.append(signal_name(number))
         if self._is_over:  # what still holds us is whoever reads our output
             self._give_up_readers()
         elif len(self.ending.passed_on) > 2:
@@ -523,7 +519,7 @@ class AgentCommand:
             self._log.mark_agent_end()
         self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), wall
         self.ending.exit_code = code if code >= 0 else 128 - code
-        self.ending.signal = _signal_name(-code) if code < 0 else None
+        self.ending.signal = signal_name(-code) if code < 0 else None
         self.exited.set()
 
     def _note_not_started(self, code: int, reason: str) -> None:
@@ -533,11 +529,3 @@ class AgentCommand:
         self.ending.ended, self.ending.ended_wall = now, time.time_ns()
         self.ending.exit_code, self.ending.not_started = code, reason
         self.exited.set()
-
-
-def _signal_name(number: int) -> str:
-    """Return the name of a signal, also of one that Python has no name for."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"

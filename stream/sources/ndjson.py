@@ -31,7 +31,8 @@ class NdjsonSource(Struct):
         name = "(stdin)" if self.name == STDIN else os.fsencode(self.name).decode(errors="replace")
         splitter = LineSplitter(name)
         try:
-            if _is_regular(self.name):
+            status = os.fstat(0) if self.name == STDIN else Path(self.name).stat()
+            if stat.S_ISREG(status.st_mode):
                 await _send_file_lines(self.name, splitter, out)
             else:
                 await _read_pipe(self.name, splitter, out)
@@ -50,11 +51,6 @@ def check_readable(names: Iterable[str]) -> None:
                 os.close(_open(name))
         except OSError as error:
             raise InputError(f"{name}: {os_reason(error)}") from None
-
-
-def _is_regular(name: str) -> bool:
-    status = os.fstat(0) if name == STDIN else Path(name).stat()
-    return stat.S_ISREG(status.st_mode)
 
 
 async def _send_file_lines(name: str, splitter: LineSplitter, out: Out) -> None:

@@ -590,18 +590,15 @@ class DecisionLog:
         """Return where what was written since begins: 0 where that cannot be told."""
         if self._fd < 0:
             return 0
-        whole = "all of it is taken for decisions of this run"
         if not os.path.samestat(os.fstat(fd), os.fstat(self._fd)):
-            self._record_dropped_input(
-                "replaced", f"another file took its place meanwhile, and {whole}"
-            )
-            return 0
-        if os.fstat(fd).st_size < self._size or self._read_tail_before_run(fd) != self._tail:
-            self._record_dropped_input(
-                "shortened", f"what was in it before was taken away, and {whole}"
-            )
-            return 0
-        return self._size
+            why, what = "replaced", "another file took its place meanwhile"
+        elif os.fstat(fd).st_size < self._size or self._read_tail_before_run(fd) != self._tail:
+            why, what = "shortened", "what was in it before was taken away"
+        else:
+            return self._size
+        whole = "all of it is taken for decisions of this run"
+        self._record_dropped_input(why, f"{what}, and {whole}")
+        return 0
 
     def _read_tail_before_run(self, fd: int) -> bytes:
         start = max(0, self._size - _TAIL)

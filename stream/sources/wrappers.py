@@ -168,17 +168,12 @@ class CommandLog:
         self._is_after = self._is_over = False
         self.is_passed_by = False  #: somebody took the wrappers away, or changed them
         # Open for both ends: it never ends, and no writer waits for us to open it.
-        self._fd = os.open(wrappers.fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd = os.open(wrappers.fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     @property
     def names(self) -> set[str]:
         """Programs that have a wrapper."""
         return {*self._wrappers.programs}
-
-    @property
-    def fd(self) -> int:
-        """The fifo that the wrappers write to."""
-        return self._fd
 
     @property
     def lost(self) -> int:
@@ -217,7 +212,7 @@ class CommandLog:
         while True:
             if not self._is_over:
                 with CancelScope() as self._wait:
-                    await wait_readable(self._fd)
+                    await wait_readable(self.fd)
             self._read_fifo()
             if self._is_over:
                 self._reader.finish()
@@ -236,7 +231,7 @@ class CommandLog:
 
     def close(self) -> None:
         """Close the fifo and the log."""
-        os.close(self._fd)
+        os.close(self.fd)
         if self._journal is not None:
             self._journal.close()
 
@@ -244,7 +239,7 @@ class CommandLog:
         """Read what the fifo holds: sixteen blocks at most, and who floods it may wait."""
         for _ in range(16):
             try:
-                data = os.read(self._fd, _BLOCK)
+                data = os.read(self.fd, _BLOCK)
             except BlockingIOError:
                 return
             self.wrapper_output.received += len(data)

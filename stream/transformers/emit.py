@@ -23,7 +23,7 @@ from stream.codec import (
     repeated_key,
 )
 from stream.errors import printable
-from stream.pipeline import Batch, Counts, batches_by_kind
+from stream.pipeline import Batch, Counts, Transformer, batches_by_kind
 from stream.records.boundary import RAW_EMISSION, RawEmission, decode_raw, encode_raw
 from stream.records.control import BOUNDARY, EMISSIONS, LINES, Control, Fault, kind_of_item
 
@@ -40,7 +40,7 @@ class ProbeFailure(Struct, frozen=True):
 MOST_FAILURES = 100  #: that are kept: a stream of them may have no end
 
 
-class Emit:
+class Emit(Transformer):
     """Raw emissions in, boundary objects out; every other record passes through."""
 
     name = "emit"
@@ -74,10 +74,6 @@ class Emit:
         return batches_by_kind(
             out, lambda item: kind if isinstance(item, bytes) else kind_of_item(item)
         )
-
-    def finish(self) -> tuple[()]:
-        """Nothing is left to emit at the end."""
-        return ()
 
     def _read_emission(self, line: bytes) -> RawEmission | Fault | bytes:
         """Read a raw emission; a line of another contract stays as it is."""
@@ -125,7 +121,7 @@ class Emit:
         return line
 
 
-class EncodeRaw:
+class EncodeRaw(Transformer):
     """Raw emissions as lines, for an `emit` in another process."""
 
     name = "raw"
@@ -139,7 +135,3 @@ class EncodeRaw:
         self.counts.received += len(batch.items)
         self.counts.passed += len(batch.items)
         return [Batch(LINES, [encode_raw(cell) for cell in batch.items])]
-
-    def finish(self) -> tuple[()]:
-        """Nothing is left to encode at the end."""
-        return ()

@@ -329,11 +329,8 @@ def _check_event(event: DecisionEvent, profile: Profile, value: Any = None) -> l
     `value` is the whole JSON object, where it has more in it than the fields of the contract.
     """
     faults: list[Fault] = []
-    kind, summary, agent = (
-        event.event_type,
-        event.agent_action.action_summary,
-        event.session.agent_id,
-    )
+    kind, agent = event.event_type, event.session.agent_id
+    summary = event.agent_action.action_summary
     _check_action_summary(kind, summary, agent or "", faults)
     at, reason = parse_event_time(event.timestamp)
     if at is None and event.timestamp:

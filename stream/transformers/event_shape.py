@@ -27,7 +27,7 @@ from msgspec.inspect import (
     type_info,
 )
 
-from stream.errors import printable
+from stream.errors import shorten_text
 from stream.records.control import Fault
 from stream.records.decision import (
     TIME,
@@ -70,8 +70,7 @@ def shape_rules() -> Iterator[tuple[str, str]]:
 
 def quoted(value: Any) -> str:
     """Write a value as a message quotes it."""
-    text = printable(msgspec.json.encode(value).decode())
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return shorten_text(msgspec.json.encode(value).decode(), 60)
 
 
 def _field_rules_below(kind: Type, rule: str) -> Iterator[tuple[str, str]]:

@@ -119,10 +119,8 @@ class Invariants:
     def finish(self) -> list[Batch[Finding]]:
         """Find what the runs lack that are not over."""
         if not self._runs.seen and self._is_alone:
-            location = Location(self._source)
-            return [
-                Batch(FINDINGS, [self._make_finding(_incomplete_run(0, self._is_torn), location)])
-            ]
+            fault = _incomplete_run(0, self._is_torn)
+            return [Batch(FINDINGS, [self._make_finding(fault, Location(self._source))])]
         found = [self._make_finding(fault, location) for fault, location in self._runs.finish()]
         return [Batch(FINDINGS, found)] if found else []
 
@@ -164,11 +162,8 @@ class Invariants:
         self.counts.rejected += 1
         bad = make_reject(self.name, batch, index, decode_fault(error))
         line = batch[index]
-        if (
-            isinstance(line, TornLine)
-            and line.lstrip().startswith(b"{")
-            and self._is_end_of_run(bad)
-        ):
+        is_torn_object = isinstance(line, TornLine) and line.lstrip().startswith(b"{")
+        if is_torn_object and self._is_end_of_run(bad):
             return [bad]
         rule = "line.utf8" if isinstance(error, UnicodeDecodeError) else "line.json_object"
         if isinstance(line, OverlongLine):

@@ -84,11 +84,9 @@ def _path_named_by(event: RawEvent, path: str | None, base: str | None) -> str |
         return None if base is None else join_kernel_path(base, path, is_root=True)
     if is_absolute:
         rest = None if base is None else beyond_view(path)
-        return (
-            join_kernel_path("/", path)
-            if base is None or rest is None
-            else join_kernel_path(base, rest)
-        )
+        if base is None or rest is None:
+            return join_kernel_path("/", path)
+        return join_kernel_path(base, rest)
     if base is None or (in_other and leaves_base_folder(path)):  # how far up, nobody knows
         return None
     return join_kernel_path(base, path)

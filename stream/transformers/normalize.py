@@ -29,7 +29,7 @@ from stream.codec import (
     repeated_key,
 )
 from stream.evidence.markers import Writes
-from stream.pipeline import Batch, Counts
+from stream.pipeline import Batch, Counts, Transformer
 from stream.records.control import (
     CAPTURES,
     DETAILS,
@@ -260,7 +260,7 @@ class _NormalizedBatch(Struct):
         return self.batches
 
 
-class Normalize:
+class Normalize(Transformer):
     """Makes the records of the two kernel layers of raw events, or of lines of them.
 
     `has_inline_details` puts each detail behind its event, among the events; `keeps_writes` keeps
@@ -304,10 +304,6 @@ class Normalize:
             self._add_telemetry(given, at, items[at], out)
             at += 1
         return out.finished_batches()
-
-    def finish(self) -> tuple[()]:
-        """Return nothing: each batch was normalized to its end."""
-        return ()
 
     def _add_opens(self, items: Sequence[Any], first: int, out: _NormalizedBatch) -> int:
         """Add opens, which nearly all events are, up to the first item that is none; return where

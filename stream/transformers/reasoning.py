@@ -295,10 +295,8 @@ def _reasoning_patterns() -> tuple[re.Pattern[str], ...]:
         r"| (?:in|of|on|at|under|behind|during|from) (?:this|that|the|these|each|#)"
         r"(?: [a-z]+){0,2})"
     )
-    gap, adverbs = (
-        rf"(?: {light}){{0,6}}(?:{insertion}(?: {light}){{0,4}})?",
-        rf"(?: {light}){{0,4}}",
-    )
+    gap = rf"(?: {light}){{0,6}}(?:{insertion}(?: {light}){{0,4}})?"
+    adverbs = rf"(?: {light}){{0,4}}"
     be = _any("is", "are", "was", "were", "be", "been", "being", "am", "isn't", "wasn't", "aren't")
     like = _any("seem", "appear", "look", "feel", "become", "grow", "felt", "became", "grew", "got")
 

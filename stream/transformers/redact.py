@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from stream.evidence.command_lines import commands_asked_of_shell, comparable_command
-from stream.pipeline import Batch, Counts
+from stream.pipeline import Batch, Counts, Transformer
 from stream.records.control import RAW, TELEMETRY
 from stream.records.kernel import NAMES, RawEvent, Telemetry, path_bytes, path_text
 from stream.redaction.policy import CapturePolicy
 from stream.transformers.tool_events import redact_shell_command
 
 
-class Redact:
+class Redact(Transformer):
     """Take the secrets out of names, peers and command lines of raw telemetry."""
 
     name = "redact"
@@ -33,10 +33,6 @@ class Redact:
         self.counts.passed += len(batch.items)
         return [Batch(TELEMETRY, [self._redact_event(item) for item in batch.items])]
 
-    def finish(self) -> tuple[()]:
-        """Return nothing: no item is held back."""
-        return ()
-
     def _redact_event(self, item: Telemetry) -> Telemetry:
         """Replace the secrets in the names and words of a raw event of the kernel feed."""
         if not isinstance(item, RawEvent):  # it tells of the feed alone
@@ -48,15 +44,14 @@ class Redact:
                 seen[name] = self._policy.redact_name(path_bytes(text), path_text)
         if item.argv:
             seen["argv"] = self._policy.redact_words([*map(path_bytes, item.argv)], path_text)
-            asked = [
-                redact_shell_command(self._policy, text)
+            seen["asked"] = [
+                comparable_command(redact_shell_command(self._policy, text))
                 for text in commands_asked_of_shell(item.argv)
-            ]
-            seen["asked"] = [comparable_command(text) for text in asked] or None
+            ] or None
         return msgspec.structs.replace(item, **seen)
 
 
-class CopyRaw:
+class CopyRaw(Transformer):
     """Give raw telemetry out twice: as it is for who keeps it raw, and to be normalized."""
 
     name = "copy"
@@ -70,7 +65,3 @@ class CopyRaw:
         self.counts.received += len(batch.items)
         self.counts.passed += len(batch.items)
         return [Batch(RAW, batch.items), batch]
-
-    def finish(self) -> tuple[()]:
-        """Return nothing: no item is held back."""
-        return ()

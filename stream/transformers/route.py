@@ -27,7 +27,7 @@ from stream.codec import (
     make_reject,
 )
 from stream.contracts import FILES, contract_name, decode_runner_event
-from stream.pipeline import Batch, Counts, batches_by_kind
+from stream.pipeline import Batch, Counts, Transformer, batches_by_kind
 from stream.records.artifacts import (
     CHAIN,
     COMPANION_FILE,
@@ -99,7 +99,7 @@ class _UnroutableError(Exception):  # it becomes a reject
     pass
 
 
-class Route:
+class Route(Transformer):
     """Sort the lines of a stream into the files of an archive: lines in, parts of files and rejects
     out."""
 
@@ -142,10 +142,6 @@ class Route:
         return batches_by_kind(
             parts, lambda item: FILE_PARTS if isinstance(item, FilePart) else REJECTS
         )
-
-    def finish(self) -> tuple[()]:
-        """Return nothing: no line is held back."""
-        return ()
 
     def _archive_file_of(self, line: bytes, batch: Sequence[bytes], index: int) -> str | None:
         """Return the file that a line belongs to; None: it is left out.

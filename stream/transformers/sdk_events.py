@@ -145,9 +145,8 @@ class SdkLayer:
         if line.run_id != self._run_id:
             self.problems[origin.channel, "foreign_run"] += 1
         elif line.event_type in ("tool_call_started", "tool_call_completed"):
-            call = line.tool_call_id
             yield from self._report_call_boundary(
-                origin, line.event_type, call, line.tool, None, line
+                origin, line.event_type, line.tool_call_id, line.tool, None, line
             )
         else:
             yield self._other_event(origin, line.event_type, line)
@@ -231,16 +230,13 @@ class SdkLayer:
         producer = self._producer
         if channel == HOOKS and producer == UNKNOWN_PRODUCER:
             producer = Producer(CLAUDE)  # whose hooks the recorder's are
+        known_name = None if producer == UNKNOWN_PRODUCER else producer.name
         return SdkEvent(
             run_id=self._run_id,
             seq=seq,
             event_type=name,
             source=line.source if line else producer.name + _SOURCES[channel],
-            sdk_name=line.sdk_name
-            if line
-            else None
-            if producer == UNKNOWN_PRODUCER
-            else producer.name,
+            sdk_name=line.sdk_name if line else known_name,
             sdk_version=line.sdk_version if line else producer.version,
             tool_call_id=call,
             tool=tool,

@@ -264,7 +264,7 @@ class ToolCallCollector:
         self.counts.passed += len(batch.items)
         for item in batch.items:
             if isinstance(item, DroppedInput):
-                self.record_drop(item)
+                self.dropped.append(item)
             else:
                 self._read_block(item)
         return ()
@@ -281,10 +281,6 @@ class ToolCallCollector:
                 self._redact_record, self._policy.decisions_in_record(received.record)
             )
 
-    def record_drop(self, dropped: DroppedInput) -> None:
-        """Note input that could not be used."""
-        self.dropped.append(dropped)
-
     def finish(self) -> tuple[()]:
         """Count what of everything that came on the channels could not be used."""
         self._records.finish()
@@ -296,7 +292,7 @@ class ToolCallCollector:
                 f"{self._left_out} events of the SDK layer, which keeps {MOST_KEPT}"
                 f" and {MOST_TEXT >> 20} MB of commands"
             )
-            self.record_drop(DroppedInput("sdk", "left_out", self._left_out, sentence))
+            self.dropped.append(DroppedInput("sdk", "left_out", self._left_out, sentence))
         problems = self._records.problems + self._layer.problems
         problems.update({(POLICY, why): n for why, n in self._policy.problems.items()})
         for (channel, why), count in sorted(problems.items()):
@@ -330,7 +326,7 @@ class ToolCallCollector:
         """Record lines of a channel as unusable."""
         where = "policy layer" if channel == POLICY else channel
         sentence = f"{number(count, 'line')} of the {where} could not be used: {_MEANING[why]}"
-        self.record_drop(DroppedInput(channel, why, count, f"{sentence} ({why})"))
+        self.dropped.append(DroppedInput(channel, why, count, f"{sentence} ({why})"))
 
     def _keep_sdk_observations(self, said: Iterable[SdkObservation]) -> None:
         """Keep the SDK events and the boundaries of calls, redacted, while there is room."""

@@ -25,7 +25,7 @@ from stream.codec import (
     make_reject,
     repeated_key,
 )
-from stream.pipeline import Batch, Counts, batches_by_kind
+from stream.pipeline import Batch, Counts, Transformer, batches_by_kind
 from stream.records.control import LINES, PATTERN_VERSION, Control, Fault, Finding, kind_of_item
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ UNKNOWN = "(unknown)"  #: what lines of other contracts are counted as
 EVENT = "DecisionEvent"  #: names itself by its fields
 
 
-class Validate:
+class Validate(Transformer):
     """Lines in; good lines, findings and rejects out."""
 
     name = "validate"
@@ -63,10 +63,6 @@ class Validate:
         self.counts.passed += len(lines)
         self.contracts[PATTERN_VERSION] += len(lines)
         return [batch]
-
-    def finish(self) -> tuple[()]:
-        """Nothing is left to say at the end."""
-        return ()
 
     def _feed_line_by_line(self, batch: Sequence[bytes]) -> list[bytes | Control]:
         """Hold each line against its contract; make a finding and a reject of a bad one."""

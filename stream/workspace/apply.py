@@ -244,10 +244,8 @@ def _make_entry(made: _Made, ours: int, theirs: int, change: FsChange) -> None:
             if after.kind == "symlink":
                 assert isinstance(after.target, str)
                 os.symlink(exact_path(after.target, after.target_base64), temporary, dir_fd=parent)
-            else:
-                is_linked = _link_entry(made, ours, theirs, change, parent, temporary)
-                if not is_linked:
-                    _copy_content(ours, path, parent, temporary, after)
+            elif not _link_entry(made, ours, theirs, change, parent, temporary):
+                _copy_content(ours, path, parent, temporary, after)
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with suppress(OSError):

@@ -206,8 +206,7 @@ class _ChangeFinder:
         )
         try:
             if state.kind == "symlink":
-                link = os.readlink(name, dir_fd=self._walk.fd)
-                self._keep_link(state, link, record)
+                self._keep_link(state, os.readlink(name, dir_fd=self._walk.fd), record)
             elif state.kind == "file":
                 fd = os.open(name, FILE, dir_fd=self._walk.fd)
                 try:

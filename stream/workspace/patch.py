@@ -117,14 +117,10 @@ def _git_environment(repository: Path, work_tree: Path | None = None) -> dict[st
     """Return an environment in which git finds nothing that a user, or a repository around, has
     configured."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    around = (
-        {}
-        if work_tree is None
-        else {"GIT_WORK_TREE": str(work_tree), "GIT_CEILING_DIRECTORIES": str(work_tree.parent)}
-    )
+    if work_tree is not None:
+        kept |= {"GIT_WORK_TREE": str(work_tree), "GIT_CEILING_DIRECTORIES": str(work_tree.parent)}
     return {
         **kept,
-        **around,
         "LC_ALL": "C",
         "HOME": str(repository),
         "XDG_CONFIG_HOME": str(repository),

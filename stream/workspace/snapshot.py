@@ -414,8 +414,7 @@ class _SnapshotBuilder:
                 os.close(fd)
             if (now.st_size, now.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
                 if self._copy and status.st_nlink > 1:
-                    path = self._walk.entry_path(name)
-                    self._linked[_file_identity(status)] = (path, offset)
+                    self._linked[_file_identity(status)] = (self._walk.entry_path(name), offset)
                 break
             if attempt + 1 < _TRIES:
                 self._store.forget_contents(begin)

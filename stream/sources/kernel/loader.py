@@ -32,11 +32,6 @@ _ATTEMPTS = 10
 _CONTEXT, _MAP, _PROGRAM = 24, 16, 4  # the loader's argument: sizes of its parts
 
 
-def is_known_machine() -> bool:
-    """Tell whether there are programs for this machine."""
-    return platform.machine() in _CALL
-
-
 class LoadedPrograms:
     """Programs and maps in the kernel, and what attaches them: descriptors, until `close`."""
 
@@ -80,10 +75,6 @@ class LoadedPrograms:
             except FileNotFoundError:
                 return found
             key, found = ctypes.create_string_buffer(after.raw[:4], 4), found + 1
-
-    def write_map_value(self, name: str, data: bytes) -> None:
-        """Set the value at 0 of a map."""
-        _write_map(self.maps[name], data)
 
     def freeze_maps(self) -> None:
         """Let the programs alone change what is in the maps, whoever asks. Not in the ring, where a
@@ -226,16 +217,13 @@ def _bpf(command: int, attributes: bytes) -> int:
 
 def _call_bpf(command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
     """Call bpf(2), and return its result. Raise OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
     number = _CALL[platform.machine()]
-    result: int = _libc().syscall(number, command, attributes, len(attributes))
+    result: int = libc.syscall(number, command, attributes, len(attributes))
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return result
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 WATCHES = 8  #: as many as the object has room for
@@ -269,7 +257,7 @@ def attach_feed_programs(
     """Attach the best programs that this kernel takes. Raises FeedError, or OSError where /proc is
     missing."""
     assert len(watch) <= WATCHES
-    if not is_known_machine():
+    if platform.machine() not in _CALL:
         raise FeedError(f"{_PLACE}: there is none for {platform.machine()}")
     if not _BTF.exists():
         raise FeedError(f"{_BTF}: missing: this kernel does not describe itself (BTF)")
@@ -338,7 +326,7 @@ def _set_cgroup(loaded: LoadedPrograms, cgroup: Path) -> None:
     except OSError as error:
         raise FeedError(f"{cgroup}: {os_reason(error)}") from None
     try:
-        loaded.write_map_value("cgroup", fd.to_bytes(4, "little"))
+        _write_map(loaded.maps["cgroup"], fd.to_bytes(4, "little"))
     except OSError:
         raise FeedError(f"{cgroup}: not a control group of version 2") from None
     finally:

@@ -128,8 +128,7 @@ class StraceFeed:
         if rest:
             await out.send(Batch(TELEMETRY, rest))
         await self._over.wait()
-        capture = _strace_capture(lines, unknown, self._unwatched)
-        await out.send(Batch(TELEMETRY, [capture]))
+        await out.send(Batch(TELEMETRY, [_strace_capture(lines, unknown, self._unwatched)]))
 
     def end(self) -> None:
         """Note that the process tree has ended."""

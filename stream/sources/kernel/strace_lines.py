@@ -216,11 +216,6 @@ def change_folder(folder: TaskFolder, parsed: CallArguments, result: CallResult)
         folder.path, folder.is_from_text = f"{folder.path.rstrip('/')}/{path}", True
 
 
-def change_root(folder: TaskFolder, result: CallResult) -> None:
-    """Follow a chroot. Its path may have gone through links: `/` is a place not known after it."""
-    folder.is_rooted |= result.ret == 0
-
-
 def make_strace_event(
     ts: int, task: Task, tid: int, call: str, parsed: CallArguments, result: CallResult
 ) -> RawEvent:
@@ -524,7 +519,7 @@ class StraceParser:
         """Add the events of a call that strace shows, and follow what it changes for later ones."""
         if call in ("chdir", "fchdir", "chroot"):
             if call == "chroot":
-                change_root(task.folder, result)
+                task.folder.is_rooted |= result.ret == 0
             else:
                 change_folder(task.folder, parsed, result)
             self.counts.others += 1
