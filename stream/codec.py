@@ -324,9 +324,8 @@ def parse_document(data: bytes) -> Any:
         value = dict(pairs)
         if len(value) == len(pairs):
             return value
-        repeated.append(
-            _RepeatedKeyObject(value, Counter(key for key, _ in pairs).most_common(1)[0][0])
-        )
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        repeated.append(_RepeatedKeyObject(value, key))
         return repeated[-1]
 
     try:

@@ -224,6 +224,23 @@ class LenientTransformer:
         return rest
 
 
+class CollectingSink(Struct):
+    """Keeps the first items of some kinds for who made it."""
+
+    kinds: Collection[str]
+    most: int = sys.maxsize
+    items: list[Any] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write]:
+        """Nothing is acquired: items are kept in memory."""
+
+        async def write(batch: Batch[Any]) -> None:
+            self.items.extend(batch.items[: self.most - len(self.items)])
+
+        yield write
+
+
 class LenientSink(Struct):
     """Write to a sink as long as that works. What could not be written is counted in `troubles`:
     nobody who reads a copy of the record may end the recording."""

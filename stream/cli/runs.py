@@ -295,24 +295,31 @@ def _check_known_words(words: list[str], known: tuple[str, ...], what: str) -> N
 
 def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool) -> int:
     """Compare two matrices, print the changed cells and return the exit code."""
-    import msgspec
-
     from stream.compare.diff import CELL_WORDS, diff_matrices, fail_on_cell_reason
 
     _check_known_words(words, CELL_WORDS, "matrices")
     found = diff_matrices(base, head)
-    if as_record:
-        print_answer(msgspec.json.encode(found))
-    else:
-        from stream.errors import printable
-
-        print_answer("\n".join(map(printable, _matrix_diff_lines(found))))
+    _print_difference(found, _matrix_diff_lines(found), as_record=as_record)
     reasons = {
         word: why for word in dict.fromkeys(words) if (why := fail_on_cell_reason(word, found))
     }
     for word, why in reasons.items():
         print_note(f"stream: --fail-on {word}: {why}")
     return 1 if reasons else 0
+
+
+def _print_difference(
+    found: BoundaryDiff | CapabilityDiff, lines: Iterator[str], *, as_record: bool
+) -> None:
+    """Print what two sides differ in as a record, or in lines for people."""
+    if as_record:
+        import msgspec
+
+        print_answer(msgspec.json.encode(found))
+    else:
+        from stream.errors import printable
+
+        print_answer("\n".join(map(printable, lines)))
 
 
 def _matrix_diff_lines(found: BoundaryDiff) -> Iterator[str]:
@@ -337,19 +344,12 @@ def _outcome_words(side: CellSide) -> str:
 
 def _compare_runs(paths: list[str], ignore: list[str], words: list[str], *, as_record: bool) -> int:
     """Compare the runs at `paths`: A, B, and the baselines of A."""
-    import msgspec
-
     from stream.compare.diff import diff_runs
     from stream.compare.sides import read_evidence
 
     base, head, *baseline = sides = [*map(read_evidence, paths)]
     found = diff_runs(base, head, baseline=baseline, ignore=ignore)
-    if as_record:
-        print_answer(msgspec.json.encode(found))
-    else:
-        from stream.errors import printable
-
-        print_answer("\n".join(map(printable, _run_diff_lines(found, paths))))
+    _print_difference(found, _run_diff_lines(found, paths), as_record=as_record)
     failures = [*_fail_on_reasons(words, found, [side.problems for side in sides])]
     for failure in failures:
         print_note(f"stream: {failure}")

@@ -10,12 +10,12 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder
@@ -32,7 +32,7 @@ from stream.boundary.scripts import (
 from stream.errors import EmitError, OutputError, reporting
 from stream.files.trees import remove_tree
 from stream.matrix.plan import MatrixRequest, make_plan
-from stream.pipeline import Batch, Out, Pipeline, Sink, Write
+from stream.pipeline import Batch, CollectingSink, Out, Pipeline, Sink
 from stream.process.capture import capture
 from stream.process.tree import Reaper
 from stream.records.boundary import FRAME_START, FrameError, RawEmission, split_frames
@@ -75,24 +75,6 @@ async def run_gate(
     findings.sort(key=lambda finding: str(finding.source))
     await Pipeline((_FindingSource(findings),)).into(*sinks)
     return GateResult(len(plan.cells) + len(plan.no_probes), len(findings))
-
-
-class _CollectedEmissions(Struct):
-    """A sink that keeps what it gets: a gate looks at a folder of scripts, not at a stream."""
-
-    kinds = (EMISSIONS,)
-
-    items: list[RawEmission] = field(default_factory=list)
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write]:
-        """Give a writer that keeps what it gets."""
-
-        async def write(batch: Batch[RawEmission]) -> None:
-            """Keep the emissions of a batch."""
-            self.items += batch.items
-
-        yield write
 
 
 class _FindingSource(Struct):
@@ -224,7 +206,7 @@ async def _syntax_findings(script: Script) -> list[Finding]:
 
 async def _run_findings(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[Finding]:
     """Run every probe once and return what the runs show."""
-    collected = _CollectedEmissions()
+    collected = CollectingSink((EMISSIONS,))
     leftovers = _Leftovers([cell.script for cell in plan.cells], watched)
     home = {"HOME": str(watched / "home")} if watched else {}
 

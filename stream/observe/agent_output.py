@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from stream.codec import DECODE_ERRORS, MAX_LINE, LineSplitter, OverlongLine
+from stream.codec import DECODE_ERRORS, MAX_LINE, OverlongLine, lines_of
 from stream.errors import os_reason, printable
 from stream.evidence.claude_formats import (
     KINDS,
@@ -229,10 +229,8 @@ def _output_blocks(path: Path) -> Iterator[bytes]:
 
 def _output_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of an agent's output, of which no longer one is held."""
-    splitter = LineSplitter(str(path))
-    for block in _output_blocks(path):
-        yield from splitter.feed(block) or ()
-    yield from splitter.finish() or ()
+    for lines in lines_of(_output_blocks(path), str(path)):
+        yield from lines
 
 
 def _objects_of_output_array(path: Path) -> Iterator[bytes]:

@@ -129,40 +129,31 @@ def _change_artifacts(changes: WorkspaceChanges) -> list[Artifact]:
     ]
 
 
-class CommandReport:
+class CommandReport(Struct):
     """What is said of the command log: an event, the losses, or why there are no commands."""
 
-    def __init__(
-        self,
-        log: CommandLog | None,
-        seen: ObservedCommands | None,
-        summary: RunSummary,
-        record_loss: Callable[[str], None],
-        *,
-        is_wrapped: bool,
-    ) -> None:
-        self.no_commands = ""  #: why none were observed
-        self._log = log
-        self._seen = seen  # by the kernel, of calls of wrapped programs
-        self._summary = summary
-        self._record_loss = record_loss
-        self._is_wrapped = is_wrapped
+    log: CommandLog | None
+    seen: ObservedCommands | None  #: by the kernel, of calls of wrapped programs
+    summary: RunSummary
+    record_loss: Callable[[str], None]
+    is_wrapped: bool
+    no_commands: str = ""  #: why none were observed
 
     def commands_event(self) -> PhaseEvent:
         """Give the event about the command log, and record what is missing from it."""
-        log = self._log
+        log = self.log
         if log is not None and log.lost:
             why = log.trouble or "they were cut short, or are no calls"
-            self._record_loss(f"{number(log.lost, 'call')} of {COMMANDS_FILE}: {why}")
+            self.record_loss(f"{number(log.lost, 'call')} of {COMMANDS_FILE}: {why}")
         if log is not None and not log.is_unchanged:
-            self._record_loss(f"{COMMANDS_FILE} {NOT_OURS}")
+            self.record_loss(f"{COMMANDS_FILE} {NOT_OURS}")
         if log is not None and log.is_passed_by:
-            self._record_loss(f"calls of wrapped programs: {PASSED_BY}")
+            self.record_loss(f"calls of wrapped programs: {PASSED_BY}")
         verified = self._count_verified()
         if log is None or not log.count or not log.is_unchanged:
             self.no_commands = self._why_no_commands()
             return PhaseEvent(name="commands_observation_unavailable", summary=self.no_commands)
-        self._summary.commands = log.count
+        self.summary.commands = log.count
         categories = sorted(log.categories)
         note = "Only wrapped programs called by name through PATH are seen."
         artifact = file_artifact(
@@ -186,8 +177,8 @@ class CommandReport:
 
     def _why_no_commands(self) -> str:
         """Say why the command log of the run has no line."""
-        log = self._log
-        if not self._is_wrapped:
+        log = self.log
+        if not self.is_wrapped:
             return "wrappers disabled"
         if log is None:
             return "unknown: the wrappers need bash, and there is none"
@@ -199,19 +190,19 @@ class CommandReport:
             return f"permission issue or full disk: {log.unwritten} calls could not be written"
         if log.lost:
             return f"unknown: {log.lost} calls were cut short, or are no calls"
-        if self._seen is not None and self._seen.wrappers:
-            return f"unknown: {number(self._seen.wrappers, 'wrapper')} ran and told nothing"
+        if self.seen is not None and self.seen.wrappers:
+            return f"unknown: {number(self.seen.wrappers, 'wrapper')} ran and told nothing"
         if past := self._programs_past_wrappers():
             return f"unknown: wrapped programs ran past the wrappers: {past}"
-        self._summary.commands = 0
-        if self._seen is None or not self._seen.is_complete:
+        self.summary.commands = 0
+        if self.seen is None or not self.seen.is_complete:
             return f"unknown: no wrapper was called, {UNWATCHED}"
         return "no wrapped binaries invoked"
 
     def _count_verified(self) -> int:
         """Count the lines of the command log that the kernel feed confirms. Where it saw all
         there was, the others are a loss."""
-        log, seen = self._log, self._seen
+        log, seen = self.log, self.seen
         if log is None or seen is None:
             return 0
         verified = len(seen.verified)
@@ -219,13 +210,13 @@ class CommandReport:
             return verified
         if log.count > verified:
             count = number(log.count - verified, "line")
-            self._record_loss(f"{count} of {COMMANDS_FILE}: no wrapper was seen to write that")
+            self.record_loss(f"{count} of {COMMANDS_FILE}: no wrapper was seen to write that")
         if log.count and seen.wrappers > verified:
-            self._record_loss(f"{number(seen.wrappers - verified, 'wrapper')} ran and told nothing")
+            self.record_loss(f"{number(seen.wrappers - verified, 'wrapper')} ran and told nothing")
         return verified
 
     def _programs_past_wrappers(self) -> str:
         """Name programs that have a wrapper and that the kernel saw run without it."""
-        if self._seen is None or self._log is None:
+        if self.seen is None or self.log is None:
             return ""
-        return list_first_names(sorted(self._seen.programs.keys() & self._log.names))
+        return list_first_names(sorted(self.seen.programs.keys() & self.log.names))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -12,7 +12,7 @@ from stream.files.append import RecordedFile
 from stream.files.targets import STDOUT_TARGET
 from stream.observe.recorder import RunPhases
 from stream.observe.settings import RunSettings
-from stream.pipeline import Batch, LenientSink, Pipeline, Sink, Write
+from stream.pipeline import CollectingSink, LenientSink, Pipeline, Sink
 from stream.process.guard import Guard, Interrupts
 from stream.records.control import EVENTS, FINDINGS, Finding
 from stream.records.decision import Evaluation
@@ -62,7 +62,7 @@ async def run_observe(
         from stream.observe.probes import ProbeRecorder
 
         measured = ProbeRecorder(settings, probes, interrupts, timeout)
-    sinks: list[Sink] = [_FindingSink(findings)]
+    sinks: list[Sink] = [CollectingSink((FINDINGS,), MOST_FINDINGS, findings)]
     if events:
         from stream.sinks.ndjson import Ndjson
 
@@ -90,21 +90,3 @@ async def run_observe(
             troubles.append(f"{name}: {relay.lost} bytes of the command's output")
     matrix = None if measured is None else measured.matrix_result()
     return Observed(phases.summary, findings, troubles, phases.evaluation, matrix, phases.files)
-
-
-class _FindingSink(Struct):
-    """What the run itself broke, the first of it."""
-
-    kinds = (FINDINGS,)
-
-    found: list[Finding]
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write]:
-        """Give a writer that keeps the first findings."""
-
-        async def write(batch: Batch[Finding]) -> None:
-            """Keep findings, as long as there is room for them."""
-            self.found.extend(batch.items[: MOST_FINDINGS - len(self.found)])
-
-        yield write

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stream import __version__
 from stream.errors import OutputError, UsageError, encodable, os_reason, reporting
@@ -87,27 +87,17 @@ def not_evaluated() -> Evaluation:
     )
 
 
-class EventTrace:
+class EventTrace(Struct):
     """The events of one run: numbered, timed and written as they happen."""
 
-    def __init__(
-        self,
-        session: Session,
-        request: Request,
-        provenance: PromptProvenance,
-        *,
-        clock: Clock,
-        write: Callable[[bytes], object],
-        censor: Callable[[Any], Any] = lambda value: value,
-    ) -> None:
-        self.session = session
-        self.clock = clock
-        self._request = request
-        self._provenance = provenance
-        self._write = write
-        self._censor = censor
-        self._trace_id = os.urandom(16).hex()
-        self._spans: dict[EventName, str] = {}
+    session: Session
+    request: Request
+    provenance: PromptProvenance
+    clock: Clock
+    write: Callable[[bytes], object]
+    censor: Callable[[Any], Any] = lambda value: value
+    trace_id: str = field(default_factory=lambda: os.urandom(16).hex())
+    spans: dict[EventName, str] = field(default_factory=dict)
 
     def now(self) -> str:
         """The time by the clock of the run, as events have it."""
@@ -125,34 +115,34 @@ class EventTrace:
     ) -> bytes:
         """Write an event of the run, linked to its parent event, and return its line."""
         parent = _PARENT[name]
-        if parent is not None and parent not in self._spans:  # the seventh has two forms
+        if parent is not None and parent not in self.spans:  # the seventh has two forms
             parent = "commands_observation_unavailable"
-        span = self._spans[name] = os.urandom(8).hex()
+        span = self.spans[name] = os.urandom(8).hex()
         event = DecisionEvent(
             schema_version=SCHEMA_VERSION,
             event_type=name,
             event_id=os.urandom(16).hex(),
             timestamp=self.now(),
-            trace_id=self._trace_id,
+            trace_id=self.trace_id,
             span_id=span,
-            parent_span_id=None if parent is None else self._spans[parent],
+            parent_span_id=None if parent is None else self.spans[parent],
             observability_mode="black_box",
             session=self.session,
-            request=self._request,
-            prompt_provenance=self._provenance,
+            request=self.request,
+            prompt_provenance=self.provenance,
             model_output=ModelOutput(None, output_raw, None, [], ModelUsage()),
             agent_action=AgentAction(action, f"[{name}] {summary}", list(artifacts), []),
             evaluation=evaluation or not_evaluated(),
         )
         line = self._encode_censored_event(event)
-        self._write(line)
+        self.write(line)
         return line
 
     def _encode_censored_event(self, event: DecisionEvent) -> bytes:
         """Encode an event of the run, without the secrets in its text."""
         value = msgspec.to_builtins(event)
         for key in _CENSORED:
-            value[key] = self._censor(value[key])
+            value[key] = self.censor(value[key])
         for artifact in value["agent_action"]["artifacts"]:
             if artifact["content_ref"] is None:  # of what is written, without its secrets
                 artifact["hash"] = sha256_digest(encode_event(artifact["metadata"]))
@@ -214,7 +204,10 @@ class RunSettings(Struct, kw_only=True):
 
     async def find_agent_version(self) -> Version:
         """Find out in which version the agent will be started."""
-        return await find_agent_version(self.agent, self.program_path)
+        program = None
+        if self.agent_program is not None:
+            program = Path(self.program_search_folder, self.agent_program)
+        return await find_agent_version(self.agent, program)
 
     def foreign_files(self, recorded: Collection[str], *, has_evidence: bool) -> list[str]:
         """Name what lies in the run folder, and is none of these files nor evidence: somebody else
@@ -238,13 +231,6 @@ class RunSettings(Struct, kw_only=True):
         """Return whether the agent was asked to be verbose."""
         words = [os.fsdecode(word) for word in self.argv]
         return any("--verbose" in launch.words[1:] for launch in launched_commands(words))
-
-    @property
-    def program_path(self) -> Path | None:
-        """Return the file of the agent, where its version can be looked up."""
-        if self.agent_program is None:
-            return None
-        return Path(self.program_search_folder, self.agent_program)
 
     def run_metadata(self, version: Version, clock: Clock) -> RunMetadata:
         """Describe the run for metadata.json."""

@@ -453,6 +453,7 @@ def _name_group(tree: Tree, number: int) -> Names:
 
 
 def wait_until_done(seconds: float, is_done: Callable[[], bool]) -> None:
+    """Look again and again whether something is done, for so many seconds at most."""
     deadline = time.monotonic() + seconds
     while not is_done() and time.monotonic() < deadline:
         time.sleep(PAUSE)

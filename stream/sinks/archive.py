@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anyio import from_thread, to_thread
+from msgspec import Struct, field
 
 from stream.archive.tar import READ
 from stream.archive.writer import (
@@ -31,7 +32,7 @@ from stream.pipeline import Batch, Write
 Complete = Callable[["Archive"], tuple[str, Mapping[str, bytes]]]
 
 
-class Archive:
+class Archive(Struct):
     """A sink of the files of an archive, as parts that are appended and as entries.
 
     Parts wait beside the archive, in files without a name: whatever ends the process, they are
@@ -41,31 +42,23 @@ class Archive:
 
     kinds = (FILE_PARTS, ENTRIES)
 
-    def __init__(
-        self,
-        target: Path,
-        complete: Complete,
-        *,
-        check: Callable[[Path], None] = accept_archive,
-        force: bool = False,
-    ) -> None:
-        self.written = ArchiveSize(0, 0, 0)
-        self._target = target
-        self._complete = complete
-        self._check = check  # called with the whole file before it has its name
-        self._force = force
-        self._spools: dict[str, AppendFile] = {}
-        self._entries: list[Entry] = []
+    target: Path
+    complete: Complete
+    check: Callable[[Path], None] = accept_archive  #: called with the file before it has its name
+    force: bool = False
+    written: ArchiveSize = field(default_factory=lambda: ArchiveSize(0, 0, 0))
+    spools: dict[str, AppendFile] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
         """Give a writer that takes files and parts of files. Raise StreamError."""
-        check_target_free(str(self._target), force=self._force)
+        check_target_free(str(self.target), force=self.force)
 
         async def write(batch: Batch[Any]) -> None:
             """Keep the files of a batch, or append its parts in a thread."""
             if batch.kind == ENTRIES:
-                self._entries += batch.items
+                self.entries += batch.items
             else:
                 await to_thread.run_sync(self._append_parts, batch.items)
 
@@ -73,49 +66,49 @@ class Archive:
             yield write
             await to_thread.run_sync(self._pack_archive)
         finally:
-            for file in self._spools.values():
+            for file in self.spools.values():
                 file.close()
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yield the parts of a file, joined and cut into blocks; of one without any, nothing."""
-        if name in self._spools:
-            with self._spools[name].read() as file:
+        if name in self.spools:
+            with self.spools[name].read() as file:
                 while block := file.read(READ):
                     yield block
 
     def _append_parts(self, parts: Sequence[FilePart]) -> None:
         """Append parts of files of the archive to their spools. Raise OutputError."""
         for part in parts:
-            file = self._spools.get(part.name) or self._spools.setdefault(
+            file = self.spools.get(part.name) or self.spools.setdefault(
                 part.name, self._make_spool()
             )
             file.append(part.data, "all")
             if file.trouble:
-                raise OutputError(f"{self._target}: {file.trouble}")
+                raise OutputError(f"{self.target}: {file.trouble}")
 
     def _make_spool(self) -> AppendFile:
         """Make a file without a name where the archive will be, for there has to be room."""
-        folder = self._target.absolute().parent
+        folder = self.target.absolute().parent
         with (
-            reporting(self._target, OutputError),
+            reporting(self.target, OutputError),
             tempfile.TemporaryFile(dir=folder, buffering=0) as file,
         ):
-            return AppendFile(self._target).open(os.dup(file.fileno()))
+            return AppendFile(self.target).open(os.dup(file.fileno()))
 
     def _pack_archive(self) -> None:
         """Pack the spooled and the given files into the archive under its name."""
-        run_id, missing = self._complete(self)
-        entries = [Entry(name, one.read, one.recorded()) for name, one in self._spools.items()]
-        entries += self._entries
+        run_id, missing = self.complete(self)
+        entries = [Entry(name, one.read, one.recorded()) for name, one in self.spools.items()]
+        entries += self.entries
         names = {entry.name for entry in entries}
         entries += [
             Entry.of_bytes(name, data) for name, data in missing.items() if name not in names
         ]
         self.written = write_archive(
-            self._target,
+            self.target,
             entries,
             run_id,
-            force=self._force,
+            force=self.force,
             checkpoint=from_thread.check_cancelled,
-            check=self._check,
+            check=self.check,
         )

@@ -63,7 +63,6 @@ AHEAD = 4  #: blocks that are kept before the reader of our output has them
 MOST_WAITING = 4 << 20  #: bytes of stdout that wait to be looked through for tool calls
 STUCK_PIPELINE = 5.0  #: seconds that the agent may wait for a pipeline which takes none of them
 _REST = 256  #: reads at most of a pipe that somebody beyond the tree still holds
-_F_SETPIPE_SZ = 1031
 
 
 class Relay:
@@ -212,7 +211,7 @@ class Tee:
         os.set_blocking(pipe, False)
         if sys.platform == "linux":
             with suppress(OSError):  # above what a user may have
-                fcntl.fcntl(pipe, _F_SETPIPE_SZ, PIPE)
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
 
     async def run(self) -> None:
         """Read the agent's output until nobody can write any more, or `end` was called and the pipe

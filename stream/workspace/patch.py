@@ -63,22 +63,19 @@ def find_git() -> str:
 
 def why_patch_unreadable(patch: Path) -> str:
     """Return why git cannot read a patch; empty where it can. Raise GitError."""
-    if not patch.stat().st_size:
-        return ""
-    return _run_git_apply(["--numstat", "-z", os.path.abspath(patch)], None)  # noqa: PTH100
+    return _run_git_apply(["--numstat", "-z"], patch, None)
 
 
 def why_patch_inapplicable(patch: Path, workspace: Path) -> str:
     """Return why a patch cannot be taken back from a workspace; empty where it can. Raise
     GitError."""
+    return _run_git_apply(["--check", "--reverse", "--whitespace=nowarn"], patch, workspace)
+
+
+def _run_git_apply(words: list[str], patch: Path, workspace: Path | None) -> str:
+    """Run `git apply` on a patch with a repository of its own; return its objection, or nothing."""
     if not patch.stat().st_size:
         return ""
-    words = ["--check", "--reverse", "--whitespace=nowarn", os.path.abspath(patch)]  # noqa: PTH100
-    return _run_git_apply(words, workspace)
-
-
-def _run_git_apply(words: list[str], workspace: Path | None) -> str:
-    """Run `git apply` on a patch with a repository of its own; return its objection, or nothing."""
     import subprocess
 
     with tempfile.TemporaryDirectory(prefix="stream-check-") as scratch:
@@ -88,7 +85,7 @@ def _run_git_apply(words: list[str], workspace: Path | None) -> str:
         folder = workspace or repository
         try:
             done = subprocess.run(
-                ["git", "apply", *words],
+                ["git", "apply", *words, os.path.abspath(patch)],  # noqa: PTH100
                 cwd=folder,
                 env=_git_environment(repository, folder),
                 stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stream.errors import InputError, OutputError, os_reason, reporting
 from stream.files.inside import FILE, kind_of_entry
@@ -291,29 +291,23 @@ def _build_snapshot(
     return builder.snapshot
 
 
-class _SnapshotBuilder:
+class _SnapshotBuilder(Struct):
     """Visits a folder and puts what it holds into a snapshot, and into a copy if there is one."""
 
-    def __init__(
-        self,
-        walk: TreeWalk,
-        copy: TreeCopy | None,
-        store: Store,
-        leave_out: set[tuple[int, int]],
-        is_cancelled: IsCancelled,
-    ) -> None:
-        self.snapshot = Snapshot()
-        self._walk = walk
-        self._copy = copy
-        self._store = store
-        self._leave_out = leave_out
-        self._is_cancelled = is_cancelled
-        self._folders = [self.snapshot.root]
-        self._linked: dict[tuple[int, ...], tuple[bytes, int]] = {}  #: (first name, content)
+    _walk: TreeWalk
+    _copy: TreeCopy | None
+    _store: Store
+    _leave_out: set[tuple[int, int]]
+    _is_cancelled: IsCancelled
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    _root: str = ""  #: the topmost folder, with a slash
+    _folders: list[FolderRecords] = field(default_factory=list)
+    #: (first name, content)
+    _linked: dict[tuple[int, ...], tuple[bytes, int]] = field(default_factory=dict)
 
     def begin_root(self, root: Path) -> None:
         """Begin the snapshot with its topmost folder."""
-        self._root = f"{root.absolute()}/"
+        self._root, self._folders = f"{root.absolute()}/", [self.snapshot.root]
         status = os.fstat(self._walk.fd)
         self.snapshot.root.mode = status.st_mode
         if self._copy:

@@ -65,7 +65,6 @@ OPTIONS = (
 PATIENCE = 5.0  #: seconds that strace has for a command that does nothing
 CHUNK = 1 << 18
 ROOM = 1 << 20  #: what may wait in the fifo, where the system allows that much
-SET_PIPE_SIZE = 1031
 SEEN_ONLY = "strace sees the process tree only"
 GONE = "strace ended before the processes that it followed"
 SILENT = "strace wrote nothing"
@@ -270,7 +269,7 @@ def _widen_fifo(fd: int) -> None:
     import fcntl
 
     with suppress(OSError):  # some users may not have so much
-        fcntl.fcntl(fd, SET_PIPE_SIZE, ROOM)
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, ROOM)
 
 
 def _find_strace(*, has_writes: bool = False) -> list[str]:
