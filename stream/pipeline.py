@@ -236,6 +236,7 @@ class CollectingSink(Struct):
         """Nothing is acquired: items are kept in memory."""
 
         async def write(batch: Batch[Any]) -> None:
+            """Keep items, as long as there is room for them."""
             self.items.extend(batch.items[: self.most - len(self.items)])
 
         yield write
