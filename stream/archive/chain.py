@@ -158,8 +158,7 @@ class LayerFiles:
 
     def append_gap(self, source: str, reason: str) -> None:
         """Say in the layers of a feed that nobody knows what it still saw."""
-        gap = Gap(source=source, lost=0, reason=reason)
-        self.append(DETAIL_FILE, _encode(gap) + b"\n", 1)
+        self.append(DETAIL_FILE, _encode(Gap(source=source, lost=0, reason=reason)) + b"\n", 1)
 
     def disturbed(self, changed: Collection[str]) -> list[str]:
         """Name the files that somebody else removed, replaced or wrote into. `changed`: the layers

@@ -60,8 +60,7 @@ class GzipWriter:
 
     def finish(self) -> None:
         """Write the end of the stream, and the seal into its header."""
-        end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
-        self._write(self._engine.flush() + end)
+        self._write(self._engine.flush() + struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF))
         os.lseek(self._fd, len(SEALED), os.SEEK_SET)
         write_all(self._fd, seal_comment(self._digest.hexdigest()))
         os.lseek(self._fd, 0, os.SEEK_END)

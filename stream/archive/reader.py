@@ -80,10 +80,8 @@ def leading_folder(name: bytes, kind: bytes) -> bytes:
 
 def is_run_folder_name(name: bytes) -> bool:
     """Tell whether files of a run lie in a folder of this name."""
-    path = name.rstrip(b"/")
-    return path in (b"", b".", LAYERS.encode(), ARTIFACTS.encode()) or path.startswith(
-        f"{ARTIFACTS}/".encode()
-    )
+    path, artifacts = name.rstrip(b"/"), ARTIFACTS.encode()
+    return path in (b"", b".", LAYERS.encode(), artifacts) or path.startswith(artifacts + b"/")
 
 
 _AHEAD = 3
@@ -213,8 +211,7 @@ class _TarEntries:
             raise BrokenArchive("security.hidden_bytes", "something follows the end of the archive")
         while more := reader.read_up_to(_ENOUGH):
             if self._is_sealed or more.strip(b"\0"):
-                message = "bytes follow the end of the archive"
-                raise BrokenArchive("security.hidden_bytes", message)
+                raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the archive")
             yield from self._faults_to_report(
                 [Fault("made by another tar: it goes on after its end", rule=PACKING)]
             )
@@ -299,10 +296,7 @@ class _TarEntries:
 
     def _entry_parts(self, header: Header, faults: list[Fault]) -> Iterator[Part]:
         """Yield the parts of one archive entry: its start, its bytes, its faults and its end."""
-        if fault := entry_kind_fault(header.kind):
-            faults.append(fault)
-        if fault := entry_name_fault(header.name):
-            faults.append(fault)
+        faults += filter(None, (entry_kind_fault(header.kind), entry_name_fault(header.name)))
         name = header.name.decode("utf-8", "backslashreplace")
         yield EntryStart(name, header.size, self._faults_to_report(faults), self._is_sealed)
         left = header.size
@@ -312,8 +306,7 @@ class _TarEntries:
                 raise BrokenArchive("integrity.truncated", f"it ends inside of {name}")
             left -= len(chunk)
             yield chunk
-        padding = self._reader.read_exactly(-header.size % BLOCK)
-        if padding.strip(b"\0"):
+        if self._reader.read_exactly(-header.size % BLOCK).strip(b"\0"):
             yield Fault(f"the padding after {name} is not empty", rule="security.hidden_bytes")
         yield EntryEnd()
 

@@ -106,7 +106,8 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     name, size = block[:_SHORT].partition(b"\0")[0], _decode_size(block[124:136])
     wanted = _header_block(name, size, kind)
     faults: list[Fault] = []
-    prefix = _prefix(block)
+    # What a POSIX header has before the name.
+    prefix = block[345:500].rstrip(b"\0") if block[257:265] == _POSIX else b""
     if block != wanted:
         faults += _header_field_faults(block, wanted, prefix)
     if long_name is not None:
@@ -226,11 +227,6 @@ def _header_field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator
     if block[148:156] != _checksum(block):
         message = f"{_OTHER}: the header's checksum is right, but written in another form"
         yield Fault(message, rule=PACKING)
-
-
-def _prefix(block: bytes) -> bytes:
-    """Return what a POSIX header has before the name."""
-    return block[345:500].rstrip(b"\0") if block[257:265] == _POSIX else b""
 
 
 def _quoted(field: bytes) -> str:

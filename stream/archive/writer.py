@@ -136,8 +136,7 @@ def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
     files = {}
     for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
         assert entry.recorded is not None
-        listed = ArchiveFile(entry.name, entry.recorded.hash, entry.recorded.bytes)
-        files[entry.name] = listed
+        files[entry.name] = ArchiveFile(entry.name, entry.recorded.hash, entry.recorded.bytes)
     return msgspec.json.encode(ArchiveManifest(run_id=run_id, files=files))
 
 

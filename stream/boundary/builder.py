@@ -67,33 +67,39 @@ class BoundaryBuilder(Struct, frozen=True):
             raise EmitError(f"Unknown run mode: {mode} (expected {expected})")
         secondary = sorted({name for name in flags.secondary if name})
         payload, inferred = _make_payload(flags)
+        catalog_key, context = self._capability_context(primary, secondary)
+        # A descriptor of the user's own may name another pattern and other modes; its
+        # schema is what the encoded record is then held against.
         return self._encode_checked(
-            self._make_record(
-                host,
-                *self._capability_context(primary, secondary),
-                Run(
-                    clip_text(texts["--command"]), cast("Any", mode), _clipped(host.workspace_root)
-                ),
-                Probe(
-                    clip_text(texts["--probe-name"]),
-                    primary,
-                    secondary,
-                    clip_text(texts["--probe-version"]),
-                ),
-                Operation(
+            Boundary(
+                capabilities_schema_version=catalog_key,
+                capability_context=context,
+                operation=Operation(
                     fit_object(flags.objects["args"], 0, "args_cut"),
                     clip_text(texts["--category"]),
                     clip_text(texts["--target"]),
                     clip_text(texts["--verb"]),
                 ),
-                Result(
+                payload=payload,
+                probe=Probe(
+                    clip_text(texts["--probe-name"]),
+                    primary,
+                    secondary,
+                    clip_text(texts["--probe-version"]),
+                ),
+                result=Result(
                     errno=_clipped(flags.text_of_flag("--errno")) or inferred,
                     error_detail=_clipped(flags.text_of_flag("--error-detail")),
                     message=_clipped(flags.text_of_flag("--message")),
                     observed_result=cast("Status", texts["--status"]),
                     raw_exit_code=flags.exit_code,
                 ),
-                payload,
+                run=Run(
+                    clip_text(texts["--command"]), cast("Any", mode), _clipped(host.workspace_root)
+                ),
+                schema_key=self.descriptor.key,
+                schema_version=cast("Any", self.descriptor.pattern_version),
+                stack=Stack(clip_text(host.os), cast("SandboxMode | None", host.sandbox_mode)),
             )
         )
 
@@ -109,26 +115,29 @@ class BoundaryBuilder(Struct, frozen=True):
         """Build the error record that stands for a probe which did not keep its contract."""
         primary = cell.capability or UNKNOWN
         catalog = self.catalogs.find_catalog(primary)
-        snapshot = CapabilitySnapshot(UNKNOWN, primary, UNKNOWN)
+        unknown = CapabilitySnapshot(UNKNOWN, primary, UNKNOWN)
+        snapshot = catalog.snapshot(primary) if catalog else unknown
         mark = {"harness": {"author": AUTHOR, "reason": reason, **_harness_facts(cell)}}
         stdout = make_snippet(noise.decode(errors="replace")) if noise else None
         stderr = make_snippet(cell.stderr.decode(errors="replace"))
         script = clip_text(f"{cell.probe}.sh")
-        record = self._make_record(
-            host,
-            (catalog or self.catalogs.first).key,
-            CapabilityContext(catalog.snapshot(primary) if catalog else snapshot, []),
-            Run(script, cast("Any", cell.mode), _clipped(host.workspace_root)),
-            Probe(clip_text(cell.probe), primary, [], UNKNOWN),
-            Operation({}, "harness", script, "run"),
-            Result(
+        record = Boundary(
+            capabilities_schema_version=(catalog or self.catalogs.first).key,
+            capability_context=CapabilityContext(snapshot, []),
+            operation=Operation({}, "harness", script, "run"),
+            payload=_fit_raw({} if emitted is None else {"emitted": emitted}, stderr, stdout, mark),
+            probe=Probe(clip_text(cell.probe), primary, [], UNKNOWN),
+            result=Result(
                 errno=None,
                 error_detail=_clipped(cell.spawn_error),
                 message=clip_text(sentence),
                 observed_result="error",
                 raw_exit_code=cell.exit_code,
             ),
-            _fit_raw({} if emitted is None else {"emitted": emitted}, stderr, stdout, mark),
+            run=Run(script, cast("Any", cell.mode), _clipped(host.workspace_root)),
+            schema_key=self.descriptor.key,
+            schema_version=cast("Any", self.descriptor.pattern_version),
+            stack=Stack(clip_text(host.os), cast("SandboxMode | None", host.sandbox_mode)),
         )
         line = encode_boundary(record)
         if self.descriptor.check(line):
@@ -151,41 +160,13 @@ class BoundaryBuilder(Struct, frozen=True):
         others = [catalog.snapshot(name) for name in secondary]
         return catalog.key, CapabilityContext(catalog.snapshot(primary), others)
 
-    def _make_record(
-        self,
-        host: Host,
-        catalog_key: str,
-        context: CapabilityContext,
-        run: Run,
-        probe: Probe,
-        operation: Operation,
-        result: Result,
-        payload: Payload,
-    ) -> Boundary:
-        """Put the parts of a boundary record together, under the keys of the descriptor."""
-        # A descriptor of the user's own may name another pattern and other modes; its
-        # schema is what the encoded record is then held against.
-        return Boundary(
-            capabilities_schema_version=catalog_key,
-            capability_context=context,
-            operation=operation,
-            payload=payload,
-            probe=probe,
-            result=result,
-            run=run,
-            schema_key=self.descriptor.key,
-            schema_version=cast("Any", self.descriptor.pattern_version),
-            stack=Stack(clip_text(host.os), cast("SandboxMode | None", host.sandbox_mode)),
-        )
-
     def _encode_checked(self, record: Boundary) -> bytes:
         """Encode a boundary record. Raise EmitError if it breaks the descriptor's pattern."""
         try:
             line = encode_boundary(record)
         except (RecursionError, OverflowError, ValueError) as error:
             raise EmitError(f"the record cannot be written: {decode_fault(error).reason}") from None
-        fault = self.descriptor.check(line)
-        if fault:
+        if fault := self.descriptor.check(line):
             where = f"{self.descriptor.key}: {fault.path}"
             raise EmitError(f"the record breaks {where}: {fault.reason}")
         return line

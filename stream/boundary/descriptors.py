@@ -100,8 +100,7 @@ def load_catalog(path: Path) -> Catalog:
 def make_catalog(value: Any, path: Path) -> Catalog:
     """Make a catalog of a document. Raise InputError naming the offender."""
     document = convert_document(value, CatalogDocument, path)
-    fault = next(iter(catalog_faults(document)), None)
-    if fault:
+    if fault := next(iter(catalog_faults(document)), None):
         raise InputError(f"{path}: {fault}")
     by_id = {capability.id: capability for capability in document.capabilities}
     return Catalog(document.catalog.key, path, by_id)
@@ -283,8 +282,7 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
             f" stream, and the schema {file} is another one: a change of it needs a version of"
             " its own"
         )
-    version = document.pattern_version
-    return Descriptor(document.key, path, version, modes, check, canonical, schema)
+    return Descriptor(document.key, path, document.pattern_version, modes, check, canonical, schema)
 
 
 def _read_schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | None, Path]:
@@ -319,8 +317,7 @@ def _schema_digest(schema: dict[str, Any]) -> str:
     """Return the digest of a JSON Schema, without its titles and descriptions."""
     from hashlib import sha256  # and with it OpenSSL: only those need it who bring a pattern
 
-    bare = _without_descriptions(schema)
-    return sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
+    return sha256(msgspec.json.encode(_without_descriptions(schema), order="sorted")).hexdigest()
 
 
 def _without_descriptions(schema: Any, *, are_names: bool = False) -> Any:
@@ -347,10 +344,6 @@ def _listed_texts(schema: Any, *keys: str) -> tuple[str, ...]:
     return tuple(w for w in listed if isinstance(w, str)) if isinstance(listed, list) else ()
 
 
-def _shorten_message(text: str) -> str:
-    return text if len(text) <= 300 else text[:300] + "…"
-
-
 def _compile_schema(schema: dict[str, Any], path: Path) -> Check:
     """Compile the JSON Schema of a descriptor to a check. Raise InputError if it is not usable."""
     import jsonschema_rs  # a fifth of the start-up, for those who bring a pattern of their own
@@ -364,8 +357,7 @@ def _compile_schema(schema: dict[str, Any], path: Path) -> Check:
     def check_by_schema(line: bytes) -> Fault | None:
         """Find what a line breaks of the schema."""
         try:
-            value = msgspec.json.decode(line)
-            error = next(validator.iter_errors(value), None)
+            error = next(validator.iter_errors(msgspec.json.decode(line)), None)
             if error is None:
                 return None
         except (*DECODE_ERRORS, ValueError) as problem:
@@ -374,7 +366,8 @@ def _compile_schema(schema: dict[str, Any], path: Path) -> Check:
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
         )
         # The message quotes the value, however long that is.
-        return Fault(_shorten_message(error.message), f"${steps}")
+        text = error.message
+        return Fault(text if len(text) <= 300 else text[:300] + "…", f"${steps}")
 
     return check_by_schema
 

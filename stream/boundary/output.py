@@ -142,11 +142,9 @@ class ProbeOutput:
         if self.emitted is None:
             raise Refused("invalid-record", "the record is not valid: nested too deeply")
         line = _encode_sorted(within_limits(value))
-        fault = recorder.descriptor.check(line)
-        if fault:
-            raise Refused(
-                "invalid-record", f"the record is not valid: {fault.path or '$'}: {fault.reason}"
-            )
+        if fault := recorder.descriptor.check(line):
+            what = f"{fault.path or '$'}: {fault.reason}"
+            raise Refused("invalid-record", f"the record is not valid: {what}")
         record = _decode_named_record(line)
         self._check_same_cell(record.probe.id, record.run.mode, record.probe.primary_capability_id)
         if record.schema_key != recorder.descriptor.key:
@@ -191,8 +189,7 @@ def _decode_named_record(line: bytes) -> SharedRecord:
     try:
         record = decode_shared(line)
     except DECODE_ERRORS as error:
-        fault = decode_fault(error)
-        raise Refused("invalid-record", f"the record is not valid: {fault}") from None
+        raise Refused("invalid-record", f"the record is not valid: {decode_fault(error)}") from None
     for path in _NAMING:
         if not attrgetter(path)(record):
             raise Refused("invalid-record", f"the record is not valid: $.{path}: is missing")
