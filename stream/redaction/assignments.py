@@ -122,12 +122,10 @@ def assigned_secret(text: bytes, position: int) -> Iterator[Secret | AskLater]:
     else:
         return
     found = _find_assigned_secret(text, start, end, level)
-    if found and level != SURE and _repeats_name(text[start:end], found, text):
-        return
-    if found:
-        yield found
-    else:
+    if not found:
         yield from _find_table_header(text, start, end)
+    elif level == SURE or not _repeats_name(text[start:end], found, text):
+        yield found
 
 
 def _repeats_name(name: bytes, found: Secret, text: bytes) -> bool:
@@ -229,8 +227,7 @@ def _find_stated_secret(text: bytes, start: int, end: int, level: int) -> Secret
         return values.secret_at(text, end + 1, SURE)
     if text[end : end + 1] in (b" ", b"\t") and _SETS.search(text, max(start - 80, 0), start):
         return values.secret_at(text, end + 1, level)
-    sentence = _IS.match(text, end)
-    if sentence:
+    if sentence := _IS.match(text, end):
         until = unquoted_end(text, sentence.end())
         value = value_piece(text, sentence.end(), until).rstrip(b".,;:!?)")
         good = not values.is_no_secret(value) and len(value) >= (6 if level == SURE else 12)
@@ -329,8 +326,7 @@ def _find_table_header(text: bytes, start: int, end: int) -> Iterator[AskLater]:
     if not line_end:
         return
     line = text[begin : line_end.start()]
-    opened = _OPENS.match(line[: start - begin])
-    if opened:
+    if opened := _OPENS.match(line[: start - begin]):
         line = line[opened.end() :]
     if _NO_HEADINGS.search(line):
         return
@@ -488,10 +484,8 @@ def _find_pair_secret(
         ending = _BREAK.search(text, end, position + _ROW)
         if ending and _PAIR_REST.fullmatch(text, end, ending.start()):
             yield AskLater(ending.end(), partial(_find_pair_secret, pair, indent, is_secret))
-    else:
-        closing = _CLOSING.match(text, end)
-        if closing:
-            yield AskLater(closing.end(), partial(_find_pair_secret, pair, indent, is_secret))
+    elif closing := _CLOSING.match(text, end):
+        yield AskLater(closing.end(), partial(_find_pair_secret, pair, indent, is_secret))
 
 
 def _is_readable(value: bytes) -> bool:

@@ -160,10 +160,8 @@ class OutputFile:
         self._total += len(chunk)
         if self._raw is not None:
             self._raw.update(chunk)
-        elif self._filter is not None:
-            self._file.append(self._filter.feed(chunk), "bytes")
         else:
-            self._file.append(chunk, "bytes")
+            self._file.append(self._filter.feed(chunk) if self._filter else chunk, "bytes")
 
     def finish(self) -> RecordedFile:
         """Write what is left, close the file, and return what became of it."""

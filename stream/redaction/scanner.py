@@ -148,8 +148,7 @@ class StreamScan:
         """Note a secret that a rule found, joined with those that it overlaps."""
         start, end = found.start + self._first, found.end + self._first
         start = max(start, self._released)
-        value = self._text[start - self._first : end - self._first]
-        span = _Span(found.kind, start, end, value)
+        span = _Span(found.kind, start, end, self._text[start - self._first : end - self._first])
         while self._spans and start < self._spans[-1].end:
             span = self._joined_spans(self._spans.pop(), span)
         self._spans.append(span)
@@ -383,10 +382,8 @@ def _key_rule(key: Key) -> SecretRule:
             return []
         start = position
         if before:
-            start = max(position - LOOK, 0)
-            start = max(
-                start, *(0, *(end.end() for end in _COLOUR.finditer(text, start, position)))
-            )
+            lowest = max(position - LOOK, 0)
+            start = max([lowest, *(end.end() for end in _COLOUR.finditer(text, lowest, position))])
             ahead = before.search(text[start:position])
             if not ahead:
                 return []
@@ -493,8 +490,7 @@ def _encoded_anchors(words: Iterable[bytes], spans: FindSecrets) -> list[Anchor]
         found = EDGE.match(text, position) and _BASE64.match(text, position, position + _FAR)
         if not found:
             return
-        inner = spans(_decode_base64(found[0]))
-        if inner:
+        if inner := spans(_decode_base64(found[0])):
             yield Secret(inner[0].kind, position, found.end(), _BASE64_END)
 
     forms = {_base64_beginning(word) for word in words}

@@ -324,8 +324,7 @@ def is_unquoted_secret(value: bytes, code: bytes, level: int, *, equals: bool) -
         return level == SURE or is_mixed(core) or len(core) >= 12
     digits = level == SURE and code.isdigit() and len(code) >= (8 if equals else 6)
     shaped = len(code) >= (6 if level == SURE else 8) and is_mixed(code)
-    call = _CALL.match(value)
-    return (digits or shaped) and not is_chain(code) and not (call and is_name(call[1]))
+    return (digits or shaped) and not is_chain(code) and not is_call(value, 0)
 
 
 def is_word_secret(value: bytes) -> bool:
