@@ -33,12 +33,6 @@ class MachineCheck(Struct, frozen=True):
     needed: bool = False  #: `stream matrix` cannot work without it
 
 
-_LOADS = (
-    "it loads, with a ring of {} MiB: `stream observe --kernel auto` sees every call, and counts"
-    " its losses"
-)
-_TRACES = "it traces: `stream observe --kernel strace` sees the same, but slows the command down"
-
 #: program -> what needs it
 TOOLS = {
     "perl": "probes that make system calls",
@@ -154,10 +148,14 @@ def _check_feeds() -> list[MachineCheck]:
 
     kernel = probe_ebpf().removeprefix("the kernel feed: ")
     tracer = probe_strace()
-    loads = _LOADS.format(RING >> 20)
+    loads = (
+        f"it loads, with a ring of {RING >> 20} MiB: `stream observe --kernel auto` sees every"
+        " call, and counts its losses"
+    )
+    traces = "it traces: `stream observe --kernel strace` sees the same, but slows the command down"
     return [
         MachineCheck("eBPF feed", "limited" if kernel else "ok", kernel or loads),
-        MachineCheck("strace feed", "limited" if tracer else "ok", tracer or _TRACES),
+        MachineCheck("strace feed", "limited" if tracer else "ok", tracer or traces),
     ]
 
 

@@ -42,7 +42,6 @@ from stream.transformers.emit import Emit
 
 DENIALS = ("EACCES", "EPERM", "EROFS")
 STRICT = b"set -euo pipefail"
-SYNTAX_TIMEOUT = 5.0
 #: Rules after which a run would find nothing new.
 _FATAL = {"gate.no-probe", "gate.readable", "gate.executable", "gate.syntax"}
 
@@ -188,7 +187,7 @@ async def _syntax_findings(script: Script) -> list[Finding]:
         ["bash", "-n", str(path)],
         env={**os.environ, "LC_ALL": "C"},
         cwd="/",
-        timeout=SYNTAX_TIMEOUT,
+        timeout=5.0,
         stdout_limit=0,
         stderr_limit=1000,
     )

@@ -42,8 +42,6 @@ from stream.verify.run_folder import RunFolder
 
 _KERNEL_LAYERS = {KERNEL_FILE, DETAIL_FILE}
 _MEMORY_FOLDER = re.compile(r"/proc/([0-9]+)(?:/task/[0-9]+)?")
-NO_FEED_COUNTS = "the counters of the feed are not in the stream"
-NO_KERNEL_EVENTS = "there are no events of a kernel feed in the stream"
 
 
 class RecordedArtifacts(Struct):
@@ -212,7 +210,8 @@ def _artifacts(run_id: str, replay: LayerReplay, counts: FeedCounts) -> dict[str
 def _feed_counts(stated: FeedCounts | None, rejected: int, replay: LayerReplay) -> FeedCounts:
     """Return the counters of the feed, which know of no fewer losses than the stream has."""
     if stated is None and not replay.events and not replay.has_gaps:
-        return FeedCounts(RawCapture(feed="absent", reason=NO_KERNEL_EVENTS))
+        reason = "there are no events of a kernel feed in the stream"
+        return FeedCounts(RawCapture(feed="absent", reason=reason))
     counts = stated or FeedCounts(RawCapture(feed="ebpf", dropped=replay.lost))
     capture = counts.capture
     if capture.feed == "absent":
@@ -234,7 +233,7 @@ def _loss_reasons(
     if capture.unknown_loss:
         yield capture.unknown_loss
     if not is_stated:
-        yield NO_FEED_COUNTS
+        yield "the counters of the feed are not in the stream"
     if rejected:
         were = "was" if rejected == 1 else "were"
         yield f"{number(rejected, 'line')} of the stream {were} rejected"

@@ -54,11 +54,9 @@ EXCERPT = 100  #: characters of what is quoted in it
 
 DIFF = "fs_diff.patch"
 COMMANDS = "command_logs.jsonl"
-STDOUT_NAME = "claude_stdout.txt"
-DECLARED = f"{STDOUT_NAME} (declared)"
+DECLARED = "claude_stdout.txt (declared)"
 
 NOT_ASKED = "not a constraint of this run"
-NO_RULE = "no rule of this recorder checks it"
 
 _WORST: tuple[Status, ...] = ("fail", "warn", "unknown", "pass")
 #: where a constraint counts that no rule here checks, by its type
@@ -148,7 +146,7 @@ def evaluate_constraints(
 def _unchecked_constraints(constraints: Collection[Constraint], group: str) -> list[Check]:
     """Return the constraints that no rule here can check: they stay unknown."""
     return [
-        Check(constraint.id, "unknown", NO_RULE)
+        Check(constraint.id, "unknown", "no rule of this recorder checks it")
         for constraint in constraints
         if constraint.id not in CONSTRAINTS and _GROUPS[constraint.type] == group
     ]

@@ -20,16 +20,14 @@ from stream.sinks.run_folder import BoundaryFile
 class ProbeRecorder:
     """Measure the workspace while the agent works in it."""
 
-    def __init__(
-        self, settings: RunSettings, started: StartedPlan, interrupts: Interrupts, timeout: float
-    ) -> None:
+    def __init__(self, settings: RunSettings, started: StartedPlan, interrupts: Interrupts) -> None:
         self.troubles: list[str] = []  #: what is lost of what belongs to the record
         self.boundary = BoundaryFile(
             AppendFile(settings.folder / BOUNDARY_FILE), settings.capture_policy.redact_line
         )
         stop = Stop()
         interrupts.listen_for_signals(lambda number: stop.ask_to_stop())
-        self._matrix = Matrix(started, timeout=timeout, stop=stop)
+        self._matrix = Matrix(started, timeout=30.0, stop=stop)
         self._descriptor = self._write_descriptor(started, settings)
 
     @property

@@ -48,7 +48,6 @@ async def run_observe(
     events: bool = False,
     probes: StartedPlan | None = None,
     kernel: KernelRecorder | None = None,
-    timeout: float = 30.0,
     on_progress: Callable[[int], None] = lambda size: None,
     on_warning: Callable[[str], None] = lambda sentence: None,
 ) -> Observed:
@@ -61,7 +60,7 @@ async def run_observe(
     if probes is not None:
         from stream.observe.probes import ProbeRecorder
 
-        measured = ProbeRecorder(settings, probes, interrupts, timeout)
+        measured = ProbeRecorder(settings, probes, interrupts)
     sinks: list[Sink] = [CollectingSink((FINDINGS,), MOST_FINDINGS, findings)]
     if events:
         from stream.sinks.ndjson import Ndjson

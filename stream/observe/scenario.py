@@ -18,8 +18,6 @@ from stream.errors import InputError, UsageError, encodable, os_reason
 from stream.records.decision import CONSTRAINTS, CaptureMode, Constraint, ConstraintType
 from stream.records.run import WorkspaceMode
 
-SCENARIO_FILE = "scenario.md"
-PARAMETERS_FILE = "parameters.json"
 UNKNOWN = "unknown"
 LARGEST = 4 << 20  #: bytes of a request
 _MODES: dict[str, WorkspaceMode] = {"empty": "empty", "existing": "copy"}
@@ -57,10 +55,10 @@ def read_scenario(
     """Read a scenario. What the command line gives goes before what the files state."""
     scenario = Scenario()
     if path is not None:
-        file = path / SCENARIO_FILE if path.is_dir() else path
+        file = path / "scenario.md" if path.is_dir() else path
         scenario = _parse_scenario(_read_text_file(file), file)
         scenario.id = encodable(path.resolve().name if path.is_dir() else file.stem)
-        if parameters is None and (found := file.with_name(PARAMETERS_FILE)).is_file():
+        if parameters is None and (found := file.with_name("parameters.json")).is_file():
             parameters = found
     if parameters is not None:
         scenario.parameters = _read_parameters(parameters)

@@ -75,7 +75,6 @@ _PARENT: dict[EventName, EventName | None] = {
     "evaluation_performed": "commands_observed",
     "run_finished": "run_started",
 }
-_CENSORED = ("request", "agent_action", "evaluation")
 
 
 def not_evaluated() -> Evaluation:
@@ -141,7 +140,7 @@ class EventTrace(Struct):
     def _encode_censored_event(self, event: DecisionEvent) -> bytes:
         """Encode an event of the run, without the secrets in its text."""
         value = msgspec.to_builtins(event)
-        for key in _CENSORED:
+        for key in ("request", "agent_action", "evaluation"):
             value[key] = self.censor(value[key])
         for artifact in value["agent_action"]["artifacts"]:
             if artifact["content_ref"] is None:  # of what is written, without its secrets

@@ -28,7 +28,6 @@ from stream.records.boundary import RawEmission
 from stream.records.control import EMISSIONS
 
 STDOUT_LIMIT = 4 << 20  #: bytes; a frame is far smaller
-STDERR_LIMIT = 4096
 AHEAD = 256  #: cells that may be done before the oldest one that is not
 HELD = 32 << 20  #: bytes of what they wrote, above which only the oldest one goes on
 
@@ -98,7 +97,7 @@ class ProbeSource(Struct):
         except OSError as error:  # a full disk, or an earlier probe that removed the folder
             return not_started(f"no TMPDIR for it: {os_reason(error)}")
         return await follow_program(
-            tree, timeout=self.timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
+            tree, timeout=self.timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=4096
         )
 
     def _make_emission(self, cell: Cell, got: Captured) -> RawEmission:

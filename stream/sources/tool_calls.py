@@ -388,7 +388,6 @@ def make_hooks(home: Path) -> Hooks:
 _TURN = 1 << 20  #: bytes of a file that are read at a look
 _BLOCK = 1 << 16
 LOOK = 0.02  #: seconds between two looks at a file
-SDK_LOG = "sdk-events.ndjson"
 
 
 class ToolCallChannels:
@@ -396,7 +395,7 @@ class ToolCallChannels:
     guard removes."""
 
     def __init__(self, home: Path, sdk: Sdk) -> None:
-        self.log = home / SDK_LOG
+        self.log = home / "sdk-events.ndjson"
         self._home = home
         self._sdk = sdk
         self._followed: list[_FollowedFile] = []
@@ -551,8 +550,7 @@ class DecisionLog:
             # Whatever lies there by now, nothing of it can keep the run from its end.
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with os.fdopen(fd, "rb", buffering=0) as file:
-                beginning = self._start_of_run_in(fd)
-                yield from self._written_since(file, beginning)
+                yield from self._written_since(file, self._start_of_run_in(fd))
         except OSError as error:
             self._record_dropped_input("unread", os_reason(error))
 

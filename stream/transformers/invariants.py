@@ -435,8 +435,7 @@ def _find_missing_of_whole_run(run: TrackedRun) -> Iterator[Fault]:
         needed[COMMAND_LOG] = COMMAND_LOG_FILE
     for kind, name in needed.items():
         if f"{kind} {name}" not in run.names:
-            message = f"no event of the run references a {kind}, {name}"
-            yield Fault(message, rule=f"run.{kind}")
+            yield Fault(f"no event of the run references a {kind}, {name}", rule=f"run.{kind}")
     if run.lost:
         lost = ", ".join(f"{count} bytes of {name}" for name, count in run.lost.items())
         yield Fault(f"the run is incomplete: {lost} were lost", rule="run.incomplete")

@@ -215,7 +215,6 @@ def _names_under_filter_rules(folder: str, *, is_reached: bool) -> Iterator[tupl
                 yield name, rule.name
 
 
-DEFAULT_RUN_ID = "run"
 WROTE = "wrote"  #: counted beside the rules of `filters`
 RESOLVED = "inode_resolved"  #: how a monitor itself follows a name: counted with it
 NO_EVENTS = (WROTE, RESOLVED)  #: nothing that the run did
@@ -285,7 +284,7 @@ class Normalize(Transformer):
         self.lost = 0  #: by the gaps
         self.capture: RawCapture | None = None  #: the feed's counters, once they have come
         self.written: dict[str, Writes] = {}  #: to each watched stream, where they are kept
-        self._run_id = run_id or DEFAULT_RUN_ID
+        self._run_id = run_id or "run"
         self._is_alone = is_alone
         self._has_inline_details = has_inline_details
         self._keeps_writes = keeps_writes

@@ -109,9 +109,8 @@ class SdkLayer:
     ) -> Iterator[SdkObservation]:
         """Yield what a record of stream-json on the agent's stdout tells of tool calls."""
         if record.type == "result":
-            yield self._other_event(
-                origin, "run_failed" if record.is_error is True else "run_finished"
-            )
+            name: SdkEventType = "run_failed" if record.is_error is True else "run_finished"
+            yield self._other_event(origin, name)
         for block in content_blocks_of(record.message):
             yield from self._read_tool_block(record.type, block, origin)
 

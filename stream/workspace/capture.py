@@ -32,14 +32,6 @@ from stream.workspace.snapshot import (
 )
 
 MOST_PATHS = 100  #: that an event names
-EXCHANGED = (
-    "the workspace was exchanged for another folder while the agent ran: the changes are those of"
-    " the folder that has its name now"
-)
-HIDDEN = (
-    "of the workspace {} was mounted over while the agent ran, and still is: the changes are those"
-    " of what is mounted there"
-)
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -233,9 +225,16 @@ class WorkspaceCapture:
     def _why_incomplete(self, changes: ChangeSet, found: Summary) -> str:
         """Say why the changes may not be all that there were."""
         if changes.is_of_another:
-            return EXCHANGED
+            return (
+                "the workspace was exchanged for another folder while the agent ran: the changes"
+                " are those of the folder that has its name now"
+            )
         if hidden := mounts_below(self._workspace).items() - self._mounts.items():
-            return HIDDEN.format(_path_as_text(min(path for _, path in hidden)))
+            first = _path_as_text(min(path for _, path in hidden))
+            return (
+                f"of the workspace {first} was mounted over while the agent ran, and still is: the"
+                " changes are those of what is mounted there"
+            )
         return "some of the workspace could not be read" if found.is_incomplete else ""
 
 

@@ -246,10 +246,23 @@ def take_snapshot(
     store: Store,
     leave_out: Iterable[Path] = (),
     is_cancelled: IsCancelled = never_cancelled,
+    copy: TreeCopy | None = None,
 ) -> Snapshot:
-    """Take the snapshot of a folder that the agent will work in itself. What lies in `leave_out` is
+    """Take the snapshot of a folder, and copy it meanwhile if asked to. What lies in `leave_out` is
     not looked at."""
-    return _build_snapshot(root, None, store, leave_out, is_cancelled)
+    walk = TreeWalk(root)
+    try:
+        builder = _SnapshotBuilder(walk, copy, store, set(_identities(leave_out)), is_cancelled)
+        builder.begin_root(root)
+        walk.visit_tree(builder)
+        store.flush()
+        builder.snapshot.identity = device_and_inode(copy.fd if copy else walk.fd)
+        if copy:
+            copy.finish_copy()
+    finally:
+        walk.close()
+    builder.snapshot.ended = time.time_ns()
+    return builder.snapshot
 
 
 def copy_folder(
@@ -265,30 +278,7 @@ def copy_folder(
     for `remove_tree` to remove.
     """
     with TreeCopy(target) as copy:
-        return _build_snapshot(source, copy, store, [*leave_out, target], is_cancelled)
-
-
-def _build_snapshot(
-    root: Path,
-    copy: TreeCopy | None,
-    store: Store,
-    leave_out: Iterable[Path],
-    is_cancelled: IsCancelled,
-) -> Snapshot:
-    """Take the snapshot of a folder, and copy it meanwhile if asked to."""
-    walk = TreeWalk(root)
-    try:
-        builder = _SnapshotBuilder(walk, copy, store, set(_identities(leave_out)), is_cancelled)
-        builder.begin_root(root)
-        walk.visit_tree(builder)
-        store.flush()
-        builder.snapshot.identity = device_and_inode(copy.fd if copy else walk.fd)
-        if copy:
-            copy.finish_copy()
-    finally:
-        walk.close()
-    builder.snapshot.ended = time.time_ns()
-    return builder.snapshot
+        return take_snapshot(source, store, [*leave_out, target], is_cancelled, copy)
 
 
 class _SnapshotBuilder(Struct):
@@ -353,8 +343,7 @@ class _SnapshotBuilder(Struct):
         self._add_skipped_path(self._walk.entry_path(name), _skip_reason(error))
         if self.snapshot.skipped[-1].reason != "vanished":
             with suppress(OSError):
-                status = os.stat(name, dir_fd=self._walk.fd, follow_symlinks=False)
-                self._add_unknown(name, status)
+                self._add_unknown(name, os.stat(name, dir_fd=self._walk.fd, follow_symlinks=False))
 
     def _add_unknown(self, name: bytes, status: os.stat_result) -> None:
         """Add a folder whose contents are not known. In a copy there is none."""

@@ -65,8 +65,6 @@ OPTIONS = (
 PATIENCE = 5.0  #: seconds that strace has for a command that does nothing
 CHUNK = 1 << 18
 ROOM = 1 << 20  #: what may wait in the fifo, where the system allows that much
-SEEN_ONLY = "strace sees the process tree only"
-GONE = "strace ended before the processes that it followed"
 SILENT = "strace wrote nothing"
 
 
@@ -234,7 +232,7 @@ def _keep_program_name(order: Start) -> tuple[dict[bytes, bytes], list[bytes], b
 def _unknown_loss(lines: StraceParser) -> str:
     if not lines.has_begun:
         return SILENT
-    return GONE if lines.tasks.living else ""
+    return "strace ended before the processes that it followed" if lines.tasks.living else ""
 
 
 def _strace_capture(lines: StraceParser, unknown: str, unwatched: list[str]) -> RawCapture:
@@ -253,7 +251,7 @@ def _strace_capture(lines: StraceParser, unknown: str, unwatched: list[str]) -> 
         unwatched=unwatched,
         scopes={"tree": got} if got else {},
         cgroup="failed",
-        cgroup_reasons=[SEEN_ONLY],
+        cgroup_reasons=["strace sees the process tree only"],
         uring="hole" if lines.has_uring else "unknown" if unknown else "unused",
     )
 

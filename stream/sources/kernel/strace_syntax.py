@@ -17,7 +17,7 @@ from functools import lru_cache
 from msgspec import Struct, field
 
 from stream.records.kernel import ERRNOS, Mark, RawEvent, path_text
-from stream.sources.kernel.calls import SHAPES, WITHOUT_PATH, WatchedFile, peer_text
+from stream.sources.kernel.calls import SENDS, SHAPES, WITHOUT_PATH, WatchedFile, peer_text
 
 NUMBER = rb"(0x[0-9a-f]+|-?\d+)"
 _MEMORY = "/memfd:"
@@ -325,14 +325,9 @@ def _finish_openat2(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     return True
 
 
-def _finish_connect(parsed: CallArguments, found: re.Match[bytes]) -> bool:
-    _read_peer_address(parsed, found["address"], is_send=False)
-    return True
-
-
 def _finish_bind(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     """Take the name of a local socket for a path, unless it is an abstract one: it makes a file."""
-    _read_peer_address(parsed, found["address"], is_send=False)
+    _read_peer_address(parsed, found["address"])
     event = parsed.event
     peer = event.peer or ""
     if peer.startswith("unix:") and peer[5:6] not in ("", "@"):
@@ -349,7 +344,7 @@ def _finish_accept(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     return True
 
 
-def _finish_send(parsed: CallArguments, found: re.Match[bytes]) -> bool:
+def _finish_peer(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     _read_peer_address(parsed, found["address"])
     return True
 
@@ -368,19 +363,17 @@ _FINISHERS: dict[str, Callable[[CallArguments, re.Match[bytes]], bool]] = {
     "mq_open": _finish_queue,
     "mq_unlink": _finish_queue,
     "openat2": _finish_openat2,
-    "connect": _finish_connect,
+    "connect": _finish_peer,
     "bind": _finish_bind,
     "accept": _finish_accept,
     "accept4": _finish_accept,
-    "sendto": _finish_send,
-    "sendmsg": _finish_send,
+    "sendto": _finish_peer,
+    "sendmsg": _finish_peer,
     "sendmmsg": _finish_sends,
 }
 
 
-def _read_peer_address(
-    parsed: CallArguments, address: bytes | None, *, is_send: bool = True
-) -> None:
+def _read_peer_address(parsed: CallArguments, address: bytes | None) -> None:
     """Read whom a socket address that strace prints names."""
     if address is None or address == b"NULL":
         return
@@ -388,7 +381,7 @@ def _read_peer_address(
     if not address.startswith(b"{"):
         add_mark(parsed.event, "fault")
         return
-    parsed.event.peer = peer_of_address(address, is_send=is_send)
+    parsed.event.peer = peer_of_address(address, is_send=parsed.event.call in SENDS)
     parsed.is_socket_file = names_socket_file(address)
 
 
