@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from stream.archive.chain import LAYERS as LAYER_FILES
 from stream.codec import DECODE_ERRORS, LARGEST, decode_fault
-from stream.errors import InputError, encodable, os_reason
+from stream.errors import InputError, encodable, reporting
 from stream.files.inside import describe_kind, open_beneath
 from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
@@ -130,7 +130,7 @@ def archived_names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
     those that somebody added: who opens it finds out.
     """
     foreign = _foreign_files(folder) if is_strict else set()
-    try:
+    with reporting(folder, is_folder=True):
         for name in _RUN_FILES:
             if name not in foreign and os.path.lexists(folder / name):
                 yield name
@@ -140,8 +140,6 @@ def archived_names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
             for name in _files_below(folder, inner, is_strict, foreign):
                 if inner == ARTIFACTS or name in LAYER_FILES or not is_strict:
                     yield name
-    except OSError as error:
-        raise InputError(f"{error.filename or folder}: {os_reason(error)}") from None
 
 
 def _foreign_files(folder: Path) -> set[str]:
@@ -182,10 +180,8 @@ def run_id_of(folder: Path) -> str:
     """Return the id of the run in a folder. Raise InputError."""
     where = folder / METADATA_FILE
     try:
-        with open_beneath(folder, METADATA_FILE) as file:
+        with reporting(where), open_beneath(folder, METADATA_FILE) as file:
             value = msgspec.json.decode(file.read(LARGEST))
-    except OSError as error:
-        raise InputError(f"{where}: {os_reason(error)}") from None
     except DECODE_ERRORS as error:
         raise InputError(f"{where}: {decode_fault(error).reason}") from None
     run_id = value.get("run_id") if isinstance(value, dict) else None

@@ -202,9 +202,8 @@ class _TarEntries:
                 raise BrokenArchive("limit.entries", f"more than {self._limits.entries} entries")
             header, faults = self._read_header(block)
             if self._is_folder(header):
-                yield from self._faults_to_report(
-                    [*faults, Fault("it has entries for folders", rule=PACKING)]
-                )
+                faults.append(Fault("it has entries for folders", rule=PACKING))
+                yield from self._faults_to_report(faults)
             else:
                 yield from self._entry_parts(header, faults)
         if reader.read_exactly(BLOCK) != ZEROS:
@@ -212,9 +211,8 @@ class _TarEntries:
         while more := reader.read_up_to(_ENOUGH):
             if self._is_sealed or more.strip(b"\0"):
                 raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the archive")
-            yield from self._faults_to_report(
-                [Fault("made by another tar: it goes on after its end", rule=PACKING)]
-            )
+            oddity = Fault("made by another tar: it goes on after its end", rule=PACKING)
+            yield from self._faults_to_report([oddity])
 
     def _faults_to_report(self, faults: list[Fault]) -> list[Fault]:
         """Select which faults of a tar header to report: another tar's form only once."""

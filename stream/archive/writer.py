@@ -28,7 +28,7 @@ from stream.archive.tar import (
     entry_name_fault,
     no_checkpoint,
 )
-from stream.errors import InputError, OutputError, os_reason, reporting
+from stream.errors import InputError, OutputError, reporting
 from stream.files.append import RecordedFile
 from stream.files.inside import open_beneath
 from stream.files.targets import check_target_free, open_locked, partial_path
@@ -125,8 +125,7 @@ def _entries_in_order(entries: Sequence[Entry]) -> list[Entry]:
     """Order entries: the contract's own files, then the others by the bytes of their names."""
     names = {entry.name for entry in entries}
     assert len(names) == len(entries), "an entry stands twice"
-    missing = [name for name in V0_FILES if name not in names]
-    if missing:
+    if missing := [name for name in V0_FILES if name not in names]:
         raise InputError(f"{missing[0]}: it is not there, and every archive has it")
     return sorted(entries, key=lambda entry: archive_order_key(entry.name))
 
@@ -180,13 +179,10 @@ def _recorded_contents(
 
 def _entry_blocks(entry: Entry, checkpoint: Checkpoint) -> Iterator[bytes]:
     """Read the file of an archive entry in blocks. Raise InputError where it cannot be read."""
-    try:
-        with entry.open() as file:
-            while block := file.read(READ):
-                checkpoint()
-                yield block
-    except OSError as error:
-        raise InputError(f"{entry.name}: {os_reason(error)}") from None
+    with reporting(entry.name), entry.open() as file:
+        while block := file.read(READ):
+            checkpoint()
+            yield block
 
 
 def _write_compressed(

@@ -248,9 +248,8 @@ def within_limits(record: dict[str, Any]) -> dict[str, Any]:
     if isinstance(raw, dict):
         texts = [_at(bounded, "payload", name) for name in ("stderr_snippet", "stdout_snippet")]
         if all(text is None or isinstance(text, str) for text in texts):
-            payload = msgspec.structs.asdict(
-                _fit_raw(raw, make_snippet(texts[0]), make_snippet(texts[1]), mark={})
-            )
+            stderr, stdout = map(make_snippet, texts)
+            payload = msgspec.structs.asdict(_fit_raw(raw, stderr, stdout, mark={}))
             bounded["payload"] = {key: payload.get(key, v) for key, v in bounded["payload"].items()}
     return bounded
 

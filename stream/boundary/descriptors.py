@@ -476,9 +476,8 @@ class Boundaries:
         """Return the descriptor that records of these keys need elsewhere; empty if none."""
         for descriptor in self.descriptors:
             if descriptor.key in keys and not descriptor.is_bundled:
-                return (
-                    msgspec.json.format(msgspec.json.encode(descriptor.whole_descriptor())) + b"\n"
-                )
+                whole = msgspec.json.encode(descriptor.whole_descriptor())
+                return msgspec.json.format(whole) + b"\n"
         return b""
 
     def are_canonical(self, lines: Iterable[Any]) -> bool:

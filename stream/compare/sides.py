@@ -217,7 +217,7 @@ def run_folders(events: bytes) -> tuple[str, str]:
 def _folder_artifacts(folder: Path) -> dict[str, bytes]:
     """Read the artifacts and the beginning of the events from a run folder, for a diff."""
     found = {}
-    try:
+    with reporting(folder):
         _check_manifest(RunFolder(folder))
         for name in (*ARTIFACTS, COMPANION_FILE, *CALL_LAYERS):
             if (folder / name).is_file():
@@ -225,9 +225,9 @@ def _folder_artifacts(folder: Path) -> dict[str, bytes]:
         if (folder / EVENTS_FILE).is_file():
             with (folder / EVENTS_FILE).open("rb") as events:
                 found[EVENTS_FILE] = events.read(MOST_EVENTS)
-        return found if found.keys() & ARTIFACTS.keys() else {**_loose_artifacts(folder), **found}
-    except OSError as error:
-        raise InputError(f"{folder}: {os_reason(error)}") from None
+        if not found.keys() & ARTIFACTS.keys():
+            found = {**_loose_artifacts(folder), **found}
+    return found
 
 
 def _check_manifest(folder: RunFolder) -> None:

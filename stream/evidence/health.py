@@ -62,10 +62,8 @@ def health_claim_faults(health: ObservationHealth) -> Iterator[Fault]:
 def older_contract_faults(health: ObservationHealth) -> Iterator[Fault]:
     """Yield what a health lacks that was written before the contract asked for it."""
     if health.network_protocol_coverage is UNSET and health.network_endpoint_claim_scope is UNSET:
-        path = "$.network_protocol_coverage"
-        yield Fault(
-            "is missing, with network_endpoint_claim_scope: it is from before there was one", path
-        )
+        reason = "is missing, with network_endpoint_claim_scope: it is from before there was one"
+        yield Fault(reason, "$.network_protocol_coverage")
 
 
 def notes_of_health(health: ObservationHealth) -> tuple[dict[str, str], list[Fault]]:
@@ -96,9 +94,8 @@ def _kernel_layer_faults(health: ObservationHealth, notes: dict[str, str]) -> It
     if kernel == "absent" and cgroup == "clean":
         yield Fault("clean, and nothing was captured", "$.cgroup_correlation")
     if kernel == "complete" and cgroup == "failed" and CGROUP_NOTES["failed"] not in notes:
-        yield Fault(
-            "failed, the kernel layer is complete, and no note says why", "$.cgroup_correlation"
-        )
+        reason = "failed, the kernel layer is complete, and no note says why"
+        yield Fault(reason, "$.cgroup_correlation")
 
 
 def _network_claim_faults(health: ObservationHealth) -> Iterator[Fault]:

@@ -420,9 +420,8 @@ class Surface:
     @property
     def has_datagram(self) -> bool:
         """Tell whether the run sent messages."""
-        return self._peers.has_met_call(
-            kernel.SENDTO, kernel.SENDMSG, is_reference=self.is_reference
-        )
+        kinds = (kernel.SENDTO, kernel.SENDMSG)
+        return self._peers.has_met_call(*kinds, is_reference=self.is_reference)
 
     def add_kernel_event(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """Add what an event of the kernel layer reached."""

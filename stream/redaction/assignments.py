@@ -341,10 +341,8 @@ def _find_table_header(text: bytes, start: int, end: int) -> Iterator[AskLater]:
     if not columns:
         return
     starts = tuple(indent + left for left, _ in spans)
-    yield AskLater(
-        line_end.end(),
-        partial(_find_row_secrets, _SecretTable(separator, len(fields), columns, starts)),
-    )
+    table = _SecretTable(separator, len(fields), columns, starts)
+    yield AskLater(line_end.end(), partial(_find_row_secrets, table))
 
 
 def _column_separator(text: bytes, start: int, end: int) -> bytes:

@@ -122,9 +122,8 @@ class StreamScan:
     def _ask_rules(self, position: int) -> None:
         """Ask the rules of secrets about the word at a position."""
         covered = bool(self._spans) and position < self._spans[-1].end
-        self._handle_answers(
-            self._detector.secrets_at_hit(self._text, position - self._first, covered), position
-        )
+        answers = self._detector.secrets_at_hit(self._text, position - self._first, covered)
+        self._handle_answers(answers, position)
 
     def _ask_waiting_rule(self) -> None:
         """Ask the rule that waits for the first of the later positions."""
@@ -473,11 +472,9 @@ def _encoded_anchors(words: Iterable[bytes], spans: FindSecrets) -> list[Anchor]
         if len(plain) < _SHORTEST:
             return
         for span in spans(plain):
-            end = start + positions[span.end]
-            is_open = is_cut and span.end == len(plain)
-            yield Secret(
-                span.kind, start + positions[span.start], end, _TOKEN_END if is_open else None
-            )
+            begin, end = start + positions[span.start], start + positions[span.end]
+            until = _TOKEN_END if is_cut and span.end == len(plain) else None
+            yield Secret(span.kind, begin, end, until)
         if is_cut:
             yield AskLater(position + _STRIDE, continue_in_token)
 

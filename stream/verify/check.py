@@ -26,7 +26,7 @@ from stream.codec import (
     parse_document,
     split_json_path,
 )
-from stream.errors import InputError, os_reason
+from stream.errors import InputError, os_reason, reporting
 from stream.pipeline import Batch, Chain, Counts, Out, Pipeline, Sink, Source
 from stream.records.control import FINDINGS, LINES, Finding
 from stream.records.run import EVENTS_FILE, Profile
@@ -153,10 +153,8 @@ class DocumentSource(Struct):
 
     async def run(self, out: Out, /) -> None:
         """Send the whole document as one line."""
-        try:
+        with reporting(self.name):
             data = Path(self.name).read_bytes()
-        except OSError as error:
-            raise InputError(f"{self.name}: {os_reason(error)}") from None
         try:
             parse_document(data)
             # Only white space is taken out: numbers stay as they are written.
@@ -197,14 +195,12 @@ def is_document(name: str) -> bool:
     a value in a file that is called .json.
     """
     path = Path(name)
-    try:
+    with reporting(name):
         if name == STDIN or not path.is_file():
             return False
         with path.open("rb") as file:
             first = file.readline(LARGEST).strip()
             small = path.stat().st_size <= LARGEST
-    except OSError as error:
-        raise InputError(f"{name}: {os_reason(error)}") from None
     if first in (b"{", b"["):
         return small
     if path.suffix != ".json" or not small:

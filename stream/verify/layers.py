@@ -398,9 +398,8 @@ class ChainChecker:
         try:
             link = _decode(line)
         except DECODE_ERRORS as error:
-            self._report.report_fault(
-                "contract.line", decode_fault(error).reason, CHAIN_FILE, number
-            )
+            reason = decode_fault(error).reason
+            self._report.report_fault("contract.line", reason, CHAIN_FILE, number)
             return
         if msgspec.json.encode(link) != line:
             message = "it is not written as links are"

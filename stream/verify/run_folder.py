@@ -207,9 +207,8 @@ class RunFolder:
                 raise UnusableFileError("folder.contract", message)
             return convert_document(value, RunMetadata, where)
         except InputError as error:
-            raise UnusableFileError(
-                "folder.metadata", _message_without_path(where, error)
-            ) from None
+            message = _message_without_path(where, error)
+            raise UnusableFileError("folder.metadata", message) from None
 
     def read_document(self, name: str, kind: type[T]) -> T:
         """Return a JSON document of the run. Raise InputError with its place."""

@@ -192,9 +192,8 @@ class VerifySession:
         if is_whole and RUNNER_FILE in self._layers:
             count = self._line_count(RUNNER_FILE)
             if not count:
-                report.report_fault(
-                    "contract.frame", "neither start nor end is recorded", RUNNER_FILE
-                )
+                message = "neither start nor end is recorded"
+                report.report_fault("contract.frame", message, RUNNER_FILE)
             elif count != 2:
                 message = f"{count} events, not a start and an end"
                 report.report_fault("contract.runner_event", message, RUNNER_FILE)
