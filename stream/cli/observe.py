@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
@@ -219,13 +220,13 @@ def observe(options: ObserveOptions) -> None:
 
     interrupts = Interrupts()
 
-    def pass_on(signal: int) -> None:
+    def pass_on(number: int) -> None:
         """Pass a signal on to the agent, and say so."""
-        interrupts.pass_signal_on(signal)
+        interrupts.pass_signal_on(number)
         if not options.quiet and not interrupts.is_taken_over:
             count = len(interrupts.numbers)
             more = {1: "; two more end everything", 2: "; one more ends everything"}.get(count, "")
-            print_note(f"stream: signal {signal} is passed on{more}")
+            print_note(f"stream: {Signals(number).name} is passed on{more}")
 
     run_prepared(
         lambda: _prepare_run(options),

@@ -34,12 +34,13 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def print_note(text: str) -> None:
-    """Write text for people to stderr, with control characters escaped. A failure to write
-    is ignored: it changes neither records nor the exit code."""
+    """Write a line for people to stderr. Control characters are escaped, newlines too: a name must
+    not make lines of its own. A failure to write is ignored: it changes neither records nor the
+    exit code."""
     from stream.errors import printable
 
     with suppress(OSError):
-        typer.echo("\n".join(map(printable, text.split("\n"))), err=True)
+        typer.echo(printable(text), err=True)
 
 
 def report_unchecked(command: str, unknown: int, counts: Counts, *, as_filter: bool) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar
 import msgspec
 from msgspec import Struct
 
-from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
+from stream.codec import DECODE_ERRORS, MAX_LINE, LineSplitter, OverlongLine
 from stream.errors import printable
 from stream.records.artifacts import SdkEventType
 from stream.records.channels import HOOKS, LOG, OTEL, POLICY, STDOUT, ChannelBlock
@@ -142,7 +142,10 @@ class AgentRecords:
         channel = block.channel
         self.received[channel] += len(block.data)
         lines = self._lines[channel].feed(block.data)
+        is_text = channel == STDOUT and _is_text(block.data)
         for index, line in enumerate(lines or ()):
+            if index and is_text:  # a command may print millions of lines
+                return
             if isinstance(line, OverlongLine):
                 self.problems[channel, "overlong"] += 1
                 continue
@@ -195,6 +198,12 @@ def _decode_line(channel: str, line: bytes) -> AgentRecord:
     if form is CloudEvent:
         return msgspec.json.decode(line, type=CloudEvent)
     return decode_agent_line(line, form)
+
+
+def _is_text(data: bytes) -> bool:
+    """Return whether no line that begins in this piece of stdout can be a record, or a part of one
+    that could not be used."""
+    return len(data) <= MAX_LINE and not any(sign in data for sign in (b"{", *_NEEDLES))
 
 
 def _may_be_record(channel: str, line: bytes) -> bool:

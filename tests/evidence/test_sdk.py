@@ -111,6 +111,29 @@ def test_it_does_not_matter_where_the_output_is_cut(name: str, cuts: list[int]) 
     assert not found.dropped
 
 
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"plain text\n", b"\n", tool_use(), tool_result(), b"}}\n", b'x "session_id"\n', b"{"]
+        )
+    ),
+    st.lists(st.integers(0, 2000), max_size=12),
+)
+def test_text_hides_no_record_wherever_the_output_is_cut(
+    lines: list[bytes], cuts: list[int]
+) -> None:
+    data = b"".join(lines)
+    found, by_bytes = make_collector(), make_collector()
+    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
+        feed_channel(found, data[start:end])
+    for at in range(len(data)):
+        feed_channel(by_bytes, data[at : at + 1])
+    for one in (found, by_bytes):
+        one.finish()
+    assert (found.sdk, found.boundaries) == (by_bytes.sdk, by_bytes.boundaries)
+    assert (found.dropped, found.unknown_form) == (by_bytes.dropped, by_bytes.unknown_form)
+
+
 def test_a_call_without_an_id_is_given_none() -> None:
     found = collect_events(tool_use(None) + tool_use("") + tool_use(" ") + tool_result(None))
     assert events_of(found) == [

@@ -360,7 +360,7 @@ def test_a_signal_when_the_agent_has_ended_ends_the_waiting(place: Place) -> Non
     run = only_run(place, place.finish(process))
     assert run.done.code == 4
     assert len(run.summary["stopped"]) == 1
-    assert "signal 2 is passed on" in run.done.err
+    assert "SIGINT is passed on" in run.done.err
 
 
 _MADE = """

@@ -90,6 +90,20 @@ def test_the_command(place: Place) -> None:
     assert done.err == f"apply: 0 changes applied to {source}, 7 there already\n"
 
 
+def test_a_name_makes_no_line_of_its_own(place: Place) -> None:
+    """Who reads the preview must be able to believe it."""
+    forged = b"a\nadded    evil"
+    run = make_run(place.root / "run", place.root / "source", AFTER | {forged: text(b"!")})
+    lines = place.stream("apply", run, "--dry-run").err.splitlines()
+    assert "added    a\\nadded    evil" in lines
+    write_tree(place.root / "source", BEFORE | {forged: text(b"mine")})
+    lines = place.stream("apply", run).err.splitlines()
+    assert (
+        f"stream: {place.root}/source/a\\nadded    evil: is not as it was when the run began"
+        in lines
+    )
+
+
 def test_another_target(place: Place) -> None:
     run = make_run(place.root / "run", place.root / "source", AFTER)
     other = place.root / "other"
