@@ -58,8 +58,11 @@ def archive(
         from stream.observe.archive import archive_run, archive_stream
 
         if source == "-":
+            from stream.records.control import REJECTS
+            from stream.sinks.ndjson import Ndjson, Text
+
             check_outputs([str(target), reject], force=force)
-            sink = _reject_sink(reject)
+            sink: Ndjson | Text = Ndjson(reject, (REJECTS,)) if reject else Text((REJECTS,))
             done = await archive_stream(target, sink, run_id=run_id, boundary=boundary, force=force)
         else:
             for flag, value in (("--run-id", run_id), ("--reject", reject)):
@@ -73,14 +76,6 @@ def archive(
         return 1 if done.counts and done.counts.rejected else 0
 
     run_to_exit(work)
-
-
-def _reject_sink(target: str | None) -> Ndjson | Text:
-    """Return the sink for lines that could not be archived: a file, or text on stderr."""
-    from stream.records.control import REJECTS
-    from stream.sinks.ndjson import Ndjson, Text
-
-    return Ndjson(target, (REJECTS,)) if target else Text((REJECTS,))
 
 
 def _archive_summary(done: Archived, target: Path) -> str:

@@ -254,7 +254,9 @@ def _diff_sides(options: DiffOptions, words: list[str]) -> int:
                 "--canonical, --ignore and --baseline are for runs, not for matrices"
             )
         return _compare_matrices(base, head, words, as_record=as_record)
-    _check_fail_words(words)
+    from stream.compare.diff import WORDS
+
+    _check_known_words(words, WORDS, "runs")
     if options.canonical:
         if options.json or words or for_runs:
             raise typer.BadParameter(
@@ -279,12 +281,6 @@ def _are_matrices(base: str, head: str) -> bool:
         if kind not in ("boundary", None):
             raise UsageError(f"{path}: not a file of boundary objects, but the other side is")
     return True
-
-
-def _check_fail_words(words: list[str]) -> None:
-    from stream.compare.diff import WORDS
-
-    _check_known_words(words, WORDS, "runs")
 
 
 def _check_known_words(words: list[str], known: tuple[str, ...], what: str) -> None:

@@ -189,13 +189,6 @@ class RunSettings(Struct, kw_only=True):
         known when they are used."""
         return Path(os.path.realpath(self.folder)) / HOME
 
-    @property
-    def program_search_folder(self) -> str:
-        """Return a folder in which the agent's command can be found before there is a workspace."""
-        if self.workspace_mode == "here":
-            return str(self.workspace)
-        return str(self.source or self.folder)
-
     def prepare_request(self) -> Prepare:
         """Say what the guard is to prepare."""
         path = os.environ.get("PATH", os.defpath)
@@ -204,8 +197,9 @@ class RunSettings(Struct, kw_only=True):
     async def find_agent_version(self) -> Version:
         """Find out in which version the agent will be started."""
         program = None
-        if self.agent_program is not None:
-            program = Path(self.program_search_folder, self.agent_program)
+        if self.agent_program is not None:  # it is looked for before there is a workspace
+            folder = self.workspace if self.workspace_mode == "here" else self.source or self.folder
+            program = Path(folder, self.agent_program)
         return await find_agent_version(self.agent, program)
 
     def foreign_files(self, recorded: Collection[str], *, has_evidence: bool) -> list[str]:
