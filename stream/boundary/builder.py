@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.boundary.descriptors import Catalogs, Descriptor
-from stream.boundary.flags import (
+from stream.boundary.emit_flags import (
     EmitFlags,
     clip_encoded,
     clip_text,

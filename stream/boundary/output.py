@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder, Host, within_limits
 from stream.boundary.descriptors import Catalogs
-from stream.boundary.flags import EmitFlags, clip_text, is_too_deep, parse_emit_words
+from stream.boundary.emit_flags import EmitFlags, clip_text, is_too_deep, parse_emit_words
 from stream.codec import DECODE_ERRORS, decode_fault, parse_document
 from stream.errors import EmitError
 from stream.records.boundary import (

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder
-from stream.boundary.flags import REPEATABLE, parse_emit_words
+from stream.boundary.emit_flags import REPEATABLE, parse_emit_words
 from stream.boundary.scripts import (
     SHEBANG,
     TEMPORARY,

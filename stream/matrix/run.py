@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from stream.boundary.builder import BoundaryBuilder, Host
 from stream.boundary.descriptors import find_catalogs, find_descriptor
-from stream.boundary.flags import FILES, PAIRS, parse_emit_words
+from stream.boundary.emit_flags import FILES, PAIRS, parse_emit_words
 from stream.boundary.scripts import Cell, Stop, utf8
 from stream.errors import EmitError, StreamError
 from stream.matrix.plan import StartedPlan, declared_sandbox_mode, workspace_root

@@ -20,7 +20,7 @@ from stream.records.run import (
     STDOUT_FILE,
     RunSummary,
 )
-from stream.sources.agent import CommandEnding
+from stream.sources.agent import CommandResult
 from stream.sources.wrappers import MOST_VERIFIED, PASSED_BY, CommandLog, ObservedCommands
 from stream.workspace.capture import WorkspaceChanges
 
@@ -49,7 +49,7 @@ def list_first_names(names: Sequence[str]) -> str:
 
 
 def outputs_event(
-    ending: CommandEnding,
+    ending: CommandResult,
     kept: Sequence[RecordedFile],
     record_loss: Callable[[str], None],
     *,

@@ -33,7 +33,7 @@ from stream.process.messages import Start
 from stream.records.kernel import RawCapture, mark_cgroup_partial, path_text
 from stream.records.run import RunSummary
 from stream.sinks.run_folder import EventTimeIndex, LayerSink, RawCopy
-from stream.sources.agent import CommandEnding
+from stream.sources.agent import CommandResult
 from stream.sources.kernel import SILENT, Choice, Feed, open_feed, probe_feeds
 from stream.transformers.normalize import NO_EVENTS, Normalize
 from stream.transformers.redact import CopyRaw, Redact
@@ -153,7 +153,7 @@ class KernelRecorder:
             self._is_closed = True
             self._feed.close()
 
-    async def conclude(self, ending: CommandEnding, summary: RunSummary) -> list[str]:
+    async def conclude(self, ending: CommandResult, summary: RunSummary) -> list[str]:
         """Write what follows from the layers, and say what is missing. The pipeline has ended."""
         try:
             await to_thread.run_sync(self._write_artifacts, ending, summary)
@@ -176,7 +176,7 @@ class KernelRecorder:
     def _record_lost_feed(self, why: str) -> None:
         self._troubles.append(f"the kernel layer: {why}")
 
-    def _write_artifacts(self, ending: CommandEnding, summary: RunSummary) -> None:
+    def _write_artifacts(self, ending: CommandResult, summary: RunSummary) -> None:
         """Write the last layers and the artifacts of the run, and state them in its summary."""
         self._reserve.release()
         if self._feed is not None and self._normalize.capture is None:
@@ -210,7 +210,7 @@ class KernelRecorder:
         real = os.fsencode(os.path.realpath(path))
         return str(self._settings.capture_policy.redact_value(path_text(real)))
 
-    def _whole_capture(self, ending: CommandEnding) -> RawCapture:
+    def _whole_capture(self, ending: CommandResult) -> RawCapture:
         """Return the counters of the feed. Where it never read them, or what it saw could not be
         written, that is a loss."""
         if self._feed is None:

@@ -260,7 +260,7 @@ CANNOT_RUN = 126
 NOT_FOUND = 127
 
 
-class CommandEnding(Struct):
+class CommandResult(Struct):
     """How the agent's command ended, and what became of its process tree."""
 
     exit_code: int = NOT_FOUND  #: as a shell would give it
@@ -378,7 +378,7 @@ class AgentCommand:
         tells_calls: bool = False,
         on_end: Sequence[Callable[[], None]] = (),
     ) -> None:
-        self.ending = CommandEnding()
+        self.ending = CommandResult()
         self._order = order
         self._on_end = on_end  # called when nobody of the tree is left
         self._guard = guard

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from stream.boundary.builder import BoundaryBuilder
-from stream.boundary.flags import clip_text
+from stream.boundary.emit_flags import clip_text
 from stream.boundary.output import ProbeOutput, Refused
 from stream.codec import (
     DECODE_ERRORS,

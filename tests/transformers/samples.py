@@ -13,7 +13,7 @@ import msgspec
 
 from stream.boundary.builder import BoundaryBuilder, Host
 from stream.boundary.descriptors import find_catalogs, find_descriptor, make_descriptor
-from stream.boundary.flags import parse_emit_words
+from stream.boundary.emit_flags import parse_emit_words
 from stream.codec import BUNDLE, Lines, LineSplitter
 from stream.pipeline import Transformer
 from stream.records.boundary import FRAME_END, FRAME_START, RawEmission, Word

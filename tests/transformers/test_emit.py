@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.boundary.flags import LIMIT
+from stream.boundary.emit_flags import LIMIT
 from stream.codec import OverlongLine, TornLine
 from stream.records.boundary import RawEmission, decode_boundary, decode_raw, encode_raw
 from stream.records.control import EMISSIONS, Gap, Reject

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.boundary.flags import (
+from stream.boundary.emit_flags import (
     DEPTH,
     LIMIT,
     clip_encoded,

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.boundary.flags import FILES, PAIRS, REPEATABLE, REQUIRED, EmitFlags, parse_emit_words
+from stream.boundary.emit_flags import (
+    FILES,
+    PAIRS,
+    REPEATABLE,
+    REQUIRED,
+    EmitFlags,
+    parse_emit_words,
+)
 from stream.errors import EmitError
 from stream.matrix.run import emit_words
 from stream.records.boundary import FILE_MOST, Word
