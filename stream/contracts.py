@@ -17,13 +17,7 @@ import msgspec
 from msgspec import UNSET, Struct, ValidationError
 
 from stream.boundary.descriptors import Boundaries, make_catalog, make_defaults, make_descriptor
-from stream.codec import (
-    DECODE_ERRORS,
-    decode_fault,
-    parse_document,
-    repeated_key,
-    split_json_path,
-)
+from stream.codec import DECODE_ERRORS, decode_fault, parse_document, repeated_key, split_json_path
 from stream.errors import InputError
 from stream.evidence.consistency import contract_faults_of
 from stream.records import artifacts, run

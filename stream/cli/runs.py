@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.options import (
-    CarefulCommand,
-    KnownBoundary,
-    Options,
-    make_command,
-    split_words,
-)
+from stream.cli.options import CarefulCommand, KnownBoundary, Options, make_command, split_words
 from stream.cli.runner import number, print_answer, print_note, run_now, run_to_exit
 
 if TYPE_CHECKING:

@@ -25,11 +25,7 @@ from stream.evidence.command_lines import (
     commands_asked_of_shell,
 )
 from stream.evidence.markers import Call, EventCounts, calls_in_marker_order, uncertainty_code
-from stream.evidence.process_tree import (
-    CandidateCalls,
-    ProcessTree,
-    TracedProcess,
-)
+from stream.evidence.process_tree import CandidateCalls, ProcessTree, TracedProcess
 from stream.evidence.surface import RECORDER_FOLDER, FileUse, ways_of_open
 from stream.records.artifacts import HOME
 from stream.records.kernel import (

@@ -13,12 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stream.evidence.attribution import (
-    Attribution,
-    AttributionEvent,
-    LogWrite,
-    RecorderActivity,
-)
+from stream.evidence.attribution import Attribution, AttributionEvent, LogWrite, RecorderActivity
 from stream.evidence.claude_formats import DECISION
 from stream.evidence.health import LayerCounts, make_health
 from stream.evidence.markers import (

@@ -20,15 +20,7 @@ from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder
 from stream.boundary.emit_flags import REPEATABLE, parse_emit_words
-from stream.boundary.scripts import (
-    SHEBANG,
-    TEMPORARY,
-    Cell,
-    MatrixPlan,
-    Script,
-    stage_probes,
-    utf8,
-)
+from stream.boundary.scripts import SHEBANG, TEMPORARY, Cell, MatrixPlan, Script, stage_probes, utf8
 from stream.errors import EmitError, OutputError, reporting
 from stream.files.trees import remove_tree
 from stream.matrix.plan import MatrixRequest, make_plan

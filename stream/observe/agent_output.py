@@ -17,12 +17,7 @@ from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, MAX_LINE, OverlongLine, lines_of
 from stream.errors import os_reason, printable
-from stream.evidence.claude_formats import (
-    KINDS,
-    StreamRecord,
-    denials_in,
-    producer_in_record,
-)
+from stream.evidence.claude_formats import KINDS, StreamRecord, denials_in, producer_in_record
 
 Mode = Literal["text", "json", "stream-json", "empty", "unreadable"]
 

@@ -9,15 +9,7 @@ from itertools import chain
 from anyio import CancelScope, Condition, create_task_group, to_thread
 from msgspec import Struct, field
 
-from stream.boundary.scripts import (
-    Cell,
-    MatrixPlan,
-    Staging,
-    Stop,
-    launch_cell,
-    remove_empty,
-    utf8,
-)
+from stream.boundary.scripts import Cell, MatrixPlan, Staging, Stop, launch_cell, remove_empty, utf8
 from stream.errors import OutputError, SpawnError, os_reason
 from stream.files.trees import remove_tree
 from stream.pipeline import Batch, Out

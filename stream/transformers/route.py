@@ -44,12 +44,7 @@ from stream.records.artifacts import (
 )
 from stream.records.control import LINES, REJECTS, Gap, Reject
 from stream.records.decision import is_event
-from stream.records.kernel import (
-    RAW_CAPTURE,
-    KernelDetail,
-    KernelEvent,
-    RawCapture,
-)
+from stream.records.kernel import RAW_CAPTURE, KernelDetail, KernelEvent, RawCapture
 from stream.records.run import BOUNDARY_FILE, EVENTS_FILE
 
 Decode = Callable[[bytes], Any]

@@ -50,11 +50,7 @@ from stream.records.artifacts import (
 )
 from stream.records.control import Fault
 from stream.records.kernel import Count, RawCapture, RunId, Scope
-from stream.records.run import (
-    MANIFEST_FILE,
-    METADATA_FILE,
-    SUMMARY_FILE,
-)
+from stream.records.run import MANIFEST_FILE, METADATA_FILE, SUMMARY_FILE
 from stream.transformers.normalize import NO_EVENTS, RULES
 from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport

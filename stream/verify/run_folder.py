@@ -38,13 +38,7 @@ from stream.codec import (
 )
 from stream.contracts import CONTRACTS, DOCUMENTS, contract_fault_of
 from stream.errors import InputError, os_reason, reporting
-from stream.files.inside import (
-    Digests,
-    UnusableFileError,
-    describe_kind,
-    files_below,
-    open_beneath,
-)
+from stream.files.inside import Digests, UnusableFileError, describe_kind, files_below, open_beneath
 from stream.pipeline import Batch
 from stream.records import run
 from stream.records.artifacts import COMPANION_FILE, DETAIL_FILE, EVIDENCE_FILES, KERNEL_FILE

@@ -17,12 +17,7 @@ from msgspec import Struct
 from stream.errors import InputError, OutputError, os_reason
 from stream.files.inside import FILE, FOLDER, kind_of_entry, opened_folder
 from stream.files.trees import end_file, fill_holes, list_folder, pieces_of, write_piece
-from stream.records.run import (
-    CHANGES_FILE,
-    FileState,
-    FsChange,
-    RunMetadata,
-)
+from stream.records.run import CHANGES_FILE, FileState, FsChange, RunMetadata
 from stream.workspace.listing import exact_path
 from stream.workspace.patch import is_git_path
 

@@ -61,14 +61,7 @@ from tests.archive.samples import (
     write_files_as_archive,
 )
 from tests.core.properties import feed
-from tests.evidence.raw import (
-    O_CREAT,
-    O_WRONLY,
-    RAW_EVENTS,
-    raw,
-    raw_error,
-    raw_open,
-)
+from tests.evidence.raw import O_CREAT, O_WRONLY, RAW_EVENTS, raw, raw_error, raw_open
 from tests.sweeping import every
 
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)

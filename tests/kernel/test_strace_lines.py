@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent, path_text
 from stream.sources.kernel.calls import WatchedFile
-from stream.sources.kernel.strace_lines import (
-    LOST_CALL,
-    UNREADABLE,
-    Item,
-    StraceParser,
-)
+from stream.sources.kernel.strace_lines import LOST_CALL, UNREADABLE, Item, StraceParser
 from stream.sources.kernel.strace_syntax import CLONE_FS, CLONE_THREAD, TRACED, TRACED_WRITES
 
 SECOND = 1_000_000_000

@@ -36,9 +36,7 @@ from tests.transformers.samples import (
     make_own_builder,
     without_flag,
 )
-from tests.transformers.samples import (
-    record_of_flags as emitted,
-)
+from tests.transformers.samples import record_of_flags as emitted
 
 
 def parse_flags(*more: str | bytes, words: Sequence[str] = WORDS) -> EmitFlags:

@@ -11,13 +11,7 @@ import struct
 from collections.abc import Sequence
 from socket import AF_UNIX
 
-from stream.records.kernel import (
-    Mark,
-    RawEvent,
-    Scope,
-    beyond_view,
-    path_text,
-)
+from stream.records.kernel import Mark, RawEvent, Scope, beyond_view, path_text
 from stream.sources.kernel.calls import (
     ACCEPTS,
     DOUBTED,
