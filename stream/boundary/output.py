@@ -134,7 +134,7 @@ class ProbeOutput:
         self.emitted = {name.strip("-"): texts[name] for name in _SHOWN if name in texts}
 
     def _from_plain_record(self, line: bytes, recorder: BoundaryBuilder) -> tuple[bytes, str]:
-        """A record that the probe, or a helper of its own, wrote as JSON."""
+        """Take a record that the probe, or a helper of its own, wrote as JSON."""
         try:
             value = parse_document(line)  # which of two equal keys counts is nobody's to guess
         except ValueError as error:
@@ -224,7 +224,7 @@ def _check_same_capabilities(record: SharedRecord, catalogs: Catalogs) -> None:
 
 
 def _json_objects(data: bytes) -> list[bytes]:
-    """One JSON object, or one on each line; none where anything else is there."""
+    """Return one JSON object, or one of each line; none where anything else is there."""
     for texts in ([data], [line for line in data.splitlines() if line.strip()]):
         try:
             for text in texts:

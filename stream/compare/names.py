@@ -263,8 +263,8 @@ class RunNames:
 
     @property
     def endpoint_names(self) -> set[str]:
-        """Who comes to a run has a port that its kernel gave it, as good as any other; so has a
-        server of the run that asked for any port, where somebody came."""
+        """Return the endpoints, without ports that mean nothing: of who comes to a run, because its
+        kernel gave it one; of a server that asked for any port, where somebody came."""
         callers, found = self._proven.callers, set()
         local = {one for one in self._endpoints if _LOCAL.match(one) and one not in callers}
         served = {one for one in local if int(one.rpartition(":")[2]) in _PORTS}

@@ -54,7 +54,7 @@ class Writes(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """All bytes that were written."""
+        """Return how many bytes were written."""
         return self.sizes[-1] if self.sizes else 0
 
     def add_write(self, size: int, ts: int, pid: int) -> None:

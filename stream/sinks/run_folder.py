@@ -91,8 +91,8 @@ class EventTimeIndex:
             self._count += len(times)
 
     def counter_until(self) -> Callable[[int], int]:
-        """How many events had happened by then. Two processors disagree by a little: what stands
-        later did not happen before."""
+        """Return a function that counts the events until a time. Two processors disagree by a
+        little: what stands later did not happen before."""
         if not self._count:
             return lambda ts: 0
         size = self._count * 8  # what follows belongs to a batch that was not written to its end

@@ -280,7 +280,7 @@ class CommandResult(Struct):
 
     @property
     def duration_ms(self) -> int:
-        """How long the command itself ran."""
+        """Return how long the command itself ran."""
         return (self.ended - self.started) // 1_000_000
 
     @property

@@ -64,7 +64,7 @@ async def _send_file_lines(name: str, splitter: LineSplitter, out: Out) -> None:
 
 
 async def _read_pipe(name: str, splitter: LineSplitter, out: Out) -> None:
-    """A pipe, a terminal, a device: whatever there is now, without waiting for more."""
+    """Read a pipe, a terminal or a device: what there is now, without waiting for more."""
     # A fifo without a writer holds open(): in a thread that cancellation leaves behind.
     fd = 0 if name == STDIN else await to_thread.run_sync(_open, name, abandon_on_cancel=True)
     try:

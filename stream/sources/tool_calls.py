@@ -302,7 +302,7 @@ async def _answer_request(
 
 
 async def _receive_http(connection: socket.socket) -> bytes:
-    """Whoever sends without a pause does not keep the loop from others."""
+    """Receive what has come. Between two pieces the loop runs others, whoever sends here."""
     while True:
         await wait_readable(connection)
         try:

@@ -267,7 +267,8 @@ def _reasoning_vocabulary() -> dict[str, str]:
 
 @cache
 def _compound() -> str:
-    """`agent-believed`, and `agent_believed=yes`, which is a name of something without a value."""
+    """Return the pattern of `agent-believed`, and of `agent_believed=yes`, which only names
+    something where it has no value."""
     named, past = _any(*SUBJECTS), _any(*_verb_forms(_ALL, 2))
     return rf"{named}-({past})\W*$|{named}_({past})[=:]"
 

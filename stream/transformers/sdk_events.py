@@ -267,6 +267,6 @@ def _make_call_boundary(
 
 
 def _forget_oldest(known: dict[Any, Any]) -> None:
-    """An agent that makes up calls without end must not fill the memory."""
+    """Forget the oldest: an agent that makes up calls without end must not fill the memory."""
     if len(known) > _MOST_CALLS:
         del known[next(iter(known))]

@@ -249,12 +249,12 @@ class ToolCallCollector:
 
     @property
     def received(self) -> Mapping[str, int]:
-        """How many bytes came on each channel."""
+        """Return how many bytes came on each channel."""
         received = self._records.received.items()
         return {channel: n for channel, n in received if self._reads_stdout or channel != STDOUT}
 
     def event_log_environment(self, log: Path) -> dict[bytes, bytes]:
-        """The variables that tell an agent where the event log is."""
+        """Return the variables that tell an agent where the event log is."""
         given = log_environment(self.run_id, str(log))
         return {name.encode(): os.fsencode(value) for name, value in given.items()}
 
