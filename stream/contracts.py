@@ -21,15 +21,9 @@ from stream.codec import DECODE_ERRORS, decode_fault, parse_document, repeated_k
 from stream.errors import InputError
 from stream.evidence.consistency import contract_faults_of
 from stream.records import artifacts, run
-from stream.records.boundary import (
-    BOUNDARY_DIFF,
-    CATALOG,
-    DESCRIPTOR,
-    RAW_EMISSION,
-    BoundaryDiff,
-    decode_raw,
-)
+from stream.records.boundary import BOUNDARY_DIFF, CATALOG, DESCRIPTOR, BoundaryDiff
 from stream.records.control import CONTROL_SCHEMAS, Control, Fault, Gap
+from stream.records.emission import RAW_EMISSION, decode_raw
 from stream.records.kernel import KernelDetail, KernelEvent, RawCapture, RawEvent
 
 RecordT = TypeVar("RecordT")

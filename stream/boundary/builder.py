@@ -6,7 +6,7 @@ Pure: the catalogs and the descriptor are given, facts about the machine arrive 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,7 @@ from stream.boundary.emit_flags import (
     infer_errno,
     make_snippet,
 )
+from stream.boundary.measured import Measured, complete_record
 from stream.codec import decode_fault
 from stream.errors import EmitError
 from stream.records.boundary import (
@@ -31,15 +32,16 @@ from stream.records.boundary import (
     Operation,
     Payload,
     Probe,
-    RawEmission,
     Result,
     Run,
     SandboxMode,
+    SharedRecord,
     Stack,
     Status,
     encode_boundary,
 )
 from stream.records.control import PATTERN_VERSION
+from stream.records.emission import RawEmission
 
 AUTHOR = "stream"  #: of a record that the harness wrote in a probe's place
 
@@ -52,17 +54,26 @@ class Host(Struct, frozen=True):
     sandbox_mode: str | None
 
 
+class BuiltRecord(NamedTuple):
+    """A record, and the line that it is written as."""
+
+    line: bytes
+    record: Boundary | SharedRecord
+
+
 class BoundaryBuilder(Struct, frozen=True):
     """Makes records under one descriptor and its catalogs, and checks each of them."""
 
     catalogs: Catalogs
     descriptor: Descriptor
 
-    def record_from_flags(self, flags: EmitFlags, host: Host) -> bytes:
+    def record_from_flags(
+        self, flags: EmitFlags, host: Host, measured: Measured | None = None
+    ) -> BuiltRecord:
         """Build the record that a probe asked for. Raise EmitError with emit-record's sentence."""
         texts = flags.texts
         mode, primary = texts["--run-mode"], texts["--primary-capability-id"].strip()
-        if mode not in self.descriptor.modes:
+        if not self.descriptor.allows_mode(mode):
             expected = "|".join(self.descriptor.modes)
             raise EmitError(f"Unknown run mode: {mode} (expected {expected})")
         secondary = sorted({name for name in flags.secondary if name})
@@ -100,7 +111,8 @@ class BoundaryBuilder(Struct, frozen=True):
                 schema_key=self.descriptor.key,
                 schema_version=cast("Any", self.descriptor.pattern_version),
                 stack=Stack(clip_text(host.os), cast("SandboxMode | None", host.sandbox_mode)),
-            )
+            ),
+            measured,
         )
 
     def record_from_harness(
@@ -111,7 +123,8 @@ class BoundaryBuilder(Struct, frozen=True):
         sentence: str,
         emitted: dict[str, Any] | None,
         noise: bytes,
-    ) -> bytes:
+        measured: Measured | None = None,
+    ) -> BuiltRecord:
         """Build the error record that stands for a probe which did not keep its contract."""
         primary = cell.capability or UNKNOWN
         catalog = self.catalogs.find_catalog(primary)
@@ -139,13 +152,15 @@ class BoundaryBuilder(Struct, frozen=True):
             schema_version=cast("Any", self.descriptor.pattern_version),
             stack=Stack(clip_text(host.os), cast("SandboxMode | None", host.sandbox_mode)),
         )
+        if measured is not None:
+            record = complete_record(record, measured, self.descriptor.key)
         line = encode_boundary(record)
         if self.descriptor.check(line):
             # A pattern of the user's own has no room for it: the cell still gets its record,
             # and where even that is no valid one, whoever validates it will say so.
             record.schema_version = PATTERN_VERSION
             line = encode_boundary(record)
-        return line
+        return BuiltRecord(line, record)
 
     def _capability_context(
         self, primary: str, secondary: Sequence[str]
@@ -160,8 +175,10 @@ class BoundaryBuilder(Struct, frozen=True):
         others = [catalog.snapshot(name) for name in secondary]
         return catalog.key, CapabilityContext(catalog.snapshot(primary), others)
 
-    def _encode_checked(self, record: Boundary) -> bytes:
+    def _encode_checked(self, record: Boundary, measured: Measured | None) -> BuiltRecord:
         """Encode a boundary record. Raise EmitError if it breaks the descriptor's pattern."""
+        if measured is not None:
+            record = complete_record(record, measured, self.descriptor.key)
         try:
             line = encode_boundary(record)
         except (RecursionError, OverflowError, ValueError) as error:
@@ -169,7 +186,7 @@ class BoundaryBuilder(Struct, frozen=True):
         if fault := self.descriptor.check(line):
             where = f"{self.descriptor.key}: {fault.path}"
             raise EmitError(f"the record breaks {where}: {fault.reason}")
-        return line
+        return BuiltRecord(line, record)
 
 
 def _unknown_capability(which: str, name: str) -> EmitError:

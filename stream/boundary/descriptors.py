@@ -6,8 +6,10 @@ A descriptor names the pattern of an object; the object itself names its catalog
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,7 +46,8 @@ from stream.records.boundary import (
     decode_boundary,
     decode_shared,
 )
-from stream.records.control import PATTERN_VERSION, Fault
+from stream.records.control import MODE_NAME, PATTERN_VERSION, Fault
+from stream.records.modes import BASELINE, MODE_PATTERN, decode_mode_boundary
 from stream.records.run import DESCRIPTOR_FILE
 
 #: where no defaults.json says otherwise
@@ -52,6 +55,7 @@ BUILT_IN = {
     "linux": "catalogs/linux_agent_v1.json",
     "darwin": "catalogs/macos_codex_v1.json",
     "boundary": "catalogs/cfbo-v1.json",
+    "modes": "catalogs/cfbo-v2.json",
 }
 
 
@@ -145,7 +149,7 @@ def known_catalogs(flag: str | None = None) -> tuple[Catalog, ...]:
 
 def _with_bundled_catalogs(first: Catalog) -> tuple[Catalog, ...]:
     """Return a catalog and the bundled ones, each key only once."""
-    paths = [BUNDLE / path for name, path in BUILT_IN.items() if name != "boundary"]
+    paths = [BUNDLE / BUILT_IN[name] for name in ("linux", "darwin")]
     others = [load_catalog(path) for path in paths if path.resolve() != first.path.resolve()]
     # A record names its catalog by the key alone: one key, one catalog.
     return first, *(catalog for catalog in others if catalog.key != first.key)
@@ -173,6 +177,7 @@ def default_document_path(which: str, tree: Path | None) -> Path:
 
 
 CANONICAL = BUNDLE / "schema" / "boundary_object_schema.json"
+MODE_SCHEMA = BUNDLE / "schema" / "boundary_event_v2.schema.json"
 #: of the structures that were published as boundary_event_v1 before the one that is bundled: the
 #: reference's own, and ours without the bounds that the contract has in words
 _PUBLISHED = (
@@ -195,9 +200,22 @@ class Descriptor(Struct, frozen=True):
     schema: dict[str, Any] | None = None  #: the pattern; None: the one that is bundled
 
     @property
+    def measures_modes(self) -> bool:
+        """Return whether its pattern is the one of probes that are measured from outside."""
+        return self.pattern_version == MODE_PATTERN
+
+    @property
     def is_bundled(self) -> bool:
         """Return whether everybody who has stream knows this descriptor."""
+        if self.measures_modes:
+            return self.schema is None and self.key == mode_descriptor().key
         return self.canonical and self.key == _bundled_descriptor().key
+
+    def allows_mode(self, mode: str) -> bool:
+        """Return whether a record under this descriptor may have that run mode."""
+        if self.measures_modes:
+            return _is_mode_name(mode) is not None
+        return mode in self.modes
 
     def whole_descriptor(self) -> dict[str, Any]:
         """Return the descriptor with its pattern in it, so that it needs no other file."""
@@ -205,7 +223,7 @@ class Descriptor(Struct, frozen=True):
             "schema_version": DESCRIPTOR,
             "key": self.key,
             "pattern_version": self.pattern_version,
-            "schema": read_document(CANONICAL) if self.schema is None else self.schema,
+            "schema": self.schema or read_document(_pattern_file(self.pattern_version)),
         }
 
 
@@ -216,6 +234,22 @@ def check_canonical(line: bytes) -> Fault | None:
     except DECODE_ERRORS as error:
         return decode_fault(error)
     return None
+
+
+def _check_measured(line: bytes) -> Fault | None:
+    """Find what a line breaks of the shape of version 2."""
+    try:
+        decode_mode_boundary(line)
+    except DECODE_ERRORS as error:
+        return decode_fault(error)
+    return None
+
+
+_is_mode_name = re.compile(MODE_NAME).match
+
+
+def _pattern_file(version: str) -> Path:
+    return MODE_SCHEMA if version == MODE_PATTERN else CANONICAL
 
 
 def find_descriptor(flag: str | None, tree: Path | None = None) -> Descriptor:
@@ -256,6 +290,13 @@ def _bundled_descriptor() -> Descriptor:
     return load_descriptor(BUNDLE / BUILT_IN["boundary"])
 
 
+@cache
+def mode_descriptor() -> Descriptor:
+    """Return the descriptor of records that are measured from outside."""
+    path = BUNDLE / BUILT_IN["modes"]
+    return Descriptor("cfbo-v2", path, MODE_PATTERN, (BASELINE,), _check_measured, canonical=False)
+
+
 def make_descriptor(value: Any, path: Path) -> Descriptor:
     """Make a descriptor of a document. Raise InputError naming what is missing or does not fit."""
     document = convert_document(value, DescriptorDocument, path)
@@ -263,12 +304,14 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
     canonical = schema is None or _is_published(schema)
     if canonical:
         reported: tuple[str, ...] = (PATTERN_VERSION,)
-        modes: tuple[str, ...] = ("baseline",)
+        modes: tuple[str, ...] = (BASELINE,)
         check: Check = check_canonical
+    elif _is_mode_pattern(schema):
+        reported, modes, check, schema = (MODE_PATTERN,), (BASELINE,), _check_measured, None
     else:
         assert schema is not None
         reported = _listed_texts(schema, "schema_version")
-        modes = _listed_texts(schema, "run", "mode") or ("baseline",)
+        modes = _listed_texts(schema, "run", "mode") or (BASELINE,)
         check = _compile_schema(schema, file)
     if document.pattern_version not in reported:
         listed = " or ".join(map(repr, reported)) or "none"
@@ -311,6 +354,13 @@ def _is_published(schema: dict[str, Any]) -> bool:
         return False
     digest = _schema_digest(schema)
     return digest in _PUBLISHED or digest == _schema_digest(read_document(CANONICAL))
+
+
+def _is_mode_pattern(schema: dict[str, Any] | None) -> bool:
+    """Return whether a schema is the pattern boundary_event_v2."""
+    if schema is None or _listed_texts(schema, "schema_version") != (MODE_PATTERN,):
+        return False
+    return _schema_digest(schema) == _schema_digest(read_document(MODE_SCHEMA))
 
 
 def _schema_digest(schema: dict[str, Any]) -> str:
@@ -404,7 +454,9 @@ def find_boundaries(flag: str | None, carried: Iterable[Descriptor] = ()) -> Bou
     which is that of the command line or BOUNDARY_PATH, one that came with them, or the bundled
     one."""
     named = [find_descriptor(flag)] if flag or os.environ.get("BOUNDARY_PATH") else []
-    return Boundaries((*named, *carried, _bundled_descriptor()), known_catalogs())
+    return Boundaries(
+        (*named, *carried, _bundled_descriptor(), mode_descriptor()), known_catalogs()
+    )
 
 
 class _KeyHead(Struct):

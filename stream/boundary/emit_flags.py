@@ -13,7 +13,8 @@ from msgspec import Struct, field
 
 from stream.codec import DECODE_ERRORS, decode_fault, repeated_key
 from stream.errors import EmitError
-from stream.records.boundary import CUT, FILE_MOST, PAYLOAD, SNIPPET, STATUSES, Word
+from stream.records.boundary import CUT, PAYLOAD, SNIPPET, STATUSES
+from stream.records.emission import FILE_MOST, Word
 
 LIMIT = PAYLOAD  #: bytes, of operation.args as well
 TEXT = 4096  #: characters of any other text

@@ -15,20 +15,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from stream.boundary.builder import BoundaryBuilder, Host, within_limits
+from stream.boundary.builder import BoundaryBuilder, BuiltRecord, Host, within_limits
 from stream.boundary.descriptors import Catalogs
 from stream.boundary.emit_flags import EmitFlags, clip_text, is_too_deep, parse_emit_words
+from stream.boundary.measured import Measured, complete_object
 from stream.codec import DECODE_ERRORS, decode_fault, parse_document
 from stream.errors import EmitError
-from stream.records.boundary import (
-    Frame,
-    FrameError,
-    RawEmission,
-    SharedRecord,
-    SharedSnapshot,
-    decode_shared,
-    split_frames,
-)
+from stream.records.boundary import SharedRecord, SharedSnapshot, decode_shared
+from stream.records.emission import Frame, FrameError, RawEmission, split_frames
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -71,8 +65,10 @@ class ProbeOutput:
         except Refused as refused:
             self._refused = refused.reason, refused.sentence
 
-    def read_record(self, recorder: BoundaryBuilder) -> tuple[bytes, str]:
-        """Return the probe's own record and its result. Raise Refused."""
+    def read_record(
+        self, recorder: BoundaryBuilder, measured: Measured | None = None
+    ) -> BuiltRecord:
+        """Return the probe's own record. Raise Refused."""
         _check_probe_end(self.cell)
         if self._refused:
             raise Refused(*self._refused)
@@ -82,17 +78,17 @@ class ProbeOutput:
             left = ", ".join(self.cell.stragglers[:5])
             raise Refused("left-processes", f"the probe left processes behind, now ended: {left}")
         if self._plain is not None:
-            return self._from_plain_record(self._plain, recorder)
+            return self._from_plain_record(self._plain, recorder, measured)
         assert self._flags is not None
         texts, result = self._flags.texts, self._flags.texts["--status"]
         capability = texts["--primary-capability-id"].strip()
         self._check_same_cell(texts["--probe-name"], texts["--run-mode"], capability)
         try:
-            line = recorder.record_from_flags(self._flags, self.host)
+            built = recorder.record_from_flags(self._flags, self.host, measured)
         except EmitError as error:
             raise Refused("bad-emission", f"emit-record: {error}") from None
         self._check_target(texts["--target"], result, [capability, *self._flags.secondary])
-        return line, result
+        return built
 
     def _read_stdout(self) -> None:
         """Find the one record in a probe's stdout. Raise Refused for none, several or noise."""
@@ -133,7 +129,9 @@ class ProbeOutput:
         texts = self._flags.texts
         self.emitted = {name.strip("-"): texts[name] for name in _SHOWN if name in texts}
 
-    def _from_plain_record(self, line: bytes, recorder: BoundaryBuilder) -> tuple[bytes, str]:
+    def _from_plain_record(
+        self, line: bytes, recorder: BoundaryBuilder, measured: Measured | None
+    ) -> BuiltRecord:
         """Take a record that the probe, or a helper of its own, wrote as JSON."""
         try:
             value = parse_document(line)  # which of two equal keys counts is nobody's to guess
@@ -141,7 +139,14 @@ class ProbeOutput:
             raise Refused("invalid-record", f"the record is not valid: {error}") from None
         if self.emitted is None:
             raise Refused("invalid-record", "the record is not valid: nested too deeply")
-        line = _encode_sorted(within_limits(value))
+        value = within_limits(value)
+        if measured is not None:
+            try:
+                value = complete_object(value, measured, recorder.descriptor.key)
+            except DECODE_ERRORS as error:
+                broken = decode_fault(error)
+                raise Refused("invalid-record", f"the record is not valid: {broken}") from None
+        line = _encode_sorted(value)
         if fault := recorder.descriptor.check(line):
             what = f"{fault.path or '$'}: {fault.reason}"
             raise Refused("invalid-record", f"the record is not valid: {what}")
@@ -159,7 +164,7 @@ class ProbeOutput:
         secondary = record.probe.secondary_capability_ids or ()
         named = [record.probe.primary_capability_id, *secondary]
         self._check_target(record.operation.target, record.result.observed_result, named)
-        return line, record.result.observed_result
+        return BuiltRecord(line, value if measured is not None else record)
 
     def _check_target(self, target: str, result: str, capabilities: list[str]) -> None:
         """Refuse a target in a folder of the harness: it shows nothing of the workspace."""

@@ -328,7 +328,12 @@ def validate(
 
     async def work() -> int:
         """Validate the records and return the exit code."""
-        from stream.boundary.descriptors import Boundaries, find_descriptor, known_catalogs
+        from stream.boundary.descriptors import (
+            Boundaries,
+            find_descriptor,
+            known_catalogs,
+            mode_descriptor,
+        )
         from stream.cli.inputs import expect_input
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
@@ -342,7 +347,9 @@ def validate(
             expect_input(name, "boundary", "events", "telemetry", "record")
         check_outputs([findings, reject], files, force=force)
         check_readable(files)
-        boundaries = Boundaries((find_descriptor(boundary),), known_catalogs(catalog))
+        boundaries = Boundaries(
+            (find_descriptor(boundary), mode_descriptor()), known_catalogs(catalog)
+        )
         sinks = _check_sinks(as_filter, findings, reject)
         stage = await run_validate(files, boundaries, *sinks, as_filter=as_filter)
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))

@@ -27,8 +27,8 @@ from stream.matrix.plan import MatrixRequest, make_plan
 from stream.pipeline import Batch, CollectingSink, Out, Pipeline, Sink
 from stream.process.capture import capture
 from stream.process.tree import Reaper
-from stream.records.boundary import FRAME_START, FrameError, RawEmission, split_frames
 from stream.records.control import EMISSIONS, FINDINGS, Finding
+from stream.records.emission import FRAME_START, FrameError, RawEmission, split_frames
 from stream.sources.probes import ProbeSource
 from stream.transformers.emit import Emit
 

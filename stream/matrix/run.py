@@ -18,7 +18,7 @@ from stream.matrix.plan import StartedPlan, declared_sandbox_mode, workspace_roo
 from stream.pipeline import Pipeline, Sink
 from stream.process.machine import system_name
 from stream.process.tree import Reaper
-from stream.records.boundary import FILE_MOST, Word
+from stream.records.emission import FILE_MOST, Word
 from stream.sources.probes import ProbeSource
 from stream.transformers.emit import Emit, EncodeRaw, ProbeFailure
 
@@ -89,7 +89,7 @@ def emit_words(words: Sequence[str]) -> bytes:
         catalogs = find_catalogs(said.text_of_flag("--catalog"))
         descriptor = find_descriptor(said.text_of_flag("--boundary"))
         around = Host(system_name(), utf8(workspace_root()), declared_sandbox_mode())
-        return BoundaryBuilder(catalogs, descriptor).record_from_flags(said, around)
+        return BoundaryBuilder(catalogs, descriptor).record_from_flags(said, around).line
     except StreamError as error:  # emit-record has one exit code for every error
         raise EmitError(str(error)) from None
 

@@ -20,6 +20,7 @@ KEY = r"^[A-Za-z0-9_.-]+\Z"
 BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\Z"
 RUN_ID = r"^[A-Za-z0-9_-]+\Z"
 KERNEL_KIND = r"^(openat|connect|exec|file_blocked|connect_blocked|event_[0-9]+)\Z"
+MODE_NAME = r"^[a-z0-9][a-z0-9._-]*\Z"
 SANDBOX_MODE = r"^(read-only|workspace-write|danger-full-access)\Z"
 # Not `\S`: engines differ in what they count as white space.
 TITLE = r"[^ \t\n\r\f\v]"
@@ -32,6 +33,7 @@ WORDS = {
     KEY: "letters, digits, `_`, `.` and `-`",
     RUN_ID: "letters, digits, `_` and `-`",
     KERNEL_KIND: "openat, connect, exec, file_blocked, connect_blocked or event_<number>",
+    MODE_NAME: "lower-case letters, digits, `.`, `_` and `-`",
     SANDBOX_MODE: "read-only, workspace-write or danger-full-access",
     TITLE: "a text that is not blank",
 }

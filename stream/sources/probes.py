@@ -16,8 +16,8 @@ from stream.pipeline import Batch, Out
 from stream.process.capture import Captured, follow_program, not_started
 from stream.process.machine import system_name
 from stream.process.tree import Tree
-from stream.records.boundary import RawEmission
 from stream.records.control import EMISSIONS
+from stream.records.emission import RawEmission
 
 STDOUT_LIMIT = 4 << 20  #: bytes; a frame is far smaller
 AHEAD = 256  #: cells that may be done before the oldest one that is not

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from stream.boundary.builder import BoundaryBuilder
+from stream.boundary.descriptors import mode_descriptor
 from stream.boundary.emit_flags import clip_text
+from stream.boundary.measured import IS_CONTROL, NO_CONTROL, Measured, control_of
 from stream.boundary.output import ProbeOutput, Refused
 from stream.codec import (
     DECODE_ERRORS,
@@ -24,8 +26,9 @@ from stream.codec import (
 )
 from stream.errors import printable
 from stream.pipeline import Batch, Counts, Transformer, batches_by_kind
-from stream.records.boundary import RAW_EMISSION, RawEmission, decode_raw, encode_raw
 from stream.records.control import BOUNDARY, EMISSIONS, LINES, Control, Fault, kind_of_item
+from stream.records.emission import RAW_EMISSION, RawEmission, decode_raw, encode_raw
+from stream.records.modes import BASELINE, CellControl, ModeBoundary
 
 
 class ProbeFailure(Struct, frozen=True):
@@ -52,6 +55,10 @@ class Emit(Transformer):
         self.failures: list[ProbeFailure] = []  #: the first of them
         self.results: Counter[str] = Counter()
         self._recorder = recorder
+        self._for_modes = recorder
+        if not recorder.descriptor.measures_modes:
+            self._for_modes = BoundaryBuilder(recorder.catalogs, mode_descriptor())
+        self._controls: dict[str, CellControl] = {}  #: by probe, of the baseline
 
     def feed(self, batch: Batch[RawEmission | bytes], /) -> list[Batch[Any]]:
         """Turn raw emissions into boundary objects; reject what was run under other contracts."""
@@ -88,8 +95,9 @@ class Emit(Transformer):
     def _cell_mismatch(self, cell: RawEmission) -> Fault | None:
         """Say why a cell is refused: one run under another catalog or boundary would become
         a record of something that was never asked."""
-        catalogs, descriptor = self._recorder.catalogs, self._recorder.descriptor
-        if cell.mode not in descriptor.modes:
+        recorder = self._recorder_for(cell)
+        catalogs, descriptor = recorder.catalogs, recorder.descriptor
+        if not descriptor.allows_mode(cell.mode):
             modes = "|".join(descriptor.modes)
             return Fault(f"unknown run mode {cell.mode!r} (expected {modes})", "$.mode")
         in_force = catalogs.catalog_for_capability(cell.capability).key
@@ -101,11 +109,16 @@ class Emit(Transformer):
             return Fault(f"{reason}: name the same one with --boundary", "$.boundary")
         return None
 
+    def _recorder_for(self, cell: RawEmission) -> BoundaryBuilder:
+        """Return the builder of a cell: a mode's records follow the pattern of modes."""
+        return self._recorder if cell.outside is UNSET else self._for_modes
+
     def _make_boundary_record(self, cell: RawEmission) -> bytes:
         """Make the boundary record of a cell, or one that says why its probe gave none."""
-        output = ProbeOutput(cell)
+        output, recorder = ProbeOutput(cell), self._recorder_for(cell)
+        measured = None if cell.outside is UNSET else Measured(cell.outside, self._control(cell))
         try:
-            line, result = output.read_record(self._recorder)
+            built = output.read_record(recorder, measured)
         except Refused as refused:
             # It may quote the probe: nothing of it is obeyed by a terminal.
             sentence = printable(clip_text(refused.sentence, 1000))
@@ -113,12 +126,32 @@ class Emit(Transformer):
             if self.failed <= MOST_FAILURES:
                 failure = ProbeFailure(printable(cell.probe), cell.mode, refused.reason, sentence)
                 self.failures.append(failure)
-            result = "error"
-            line = self._recorder.record_from_harness(
-                cell, output.host, refused.reason, refused.sentence, output.emitted, output.noise
+            built = recorder.record_from_harness(
+                cell,
+                output.host,
+                refused.reason,
+                refused.sentence,
+                output.emitted,
+                output.noise,
+                measured,
             )
-        self.results[result] += 1
-        return line
+        if isinstance(built.record, ModeBoundary) and cell.mode == BASELINE:
+            self._remember_control(cell.probe, control_of(built.record))
+        self.results[built.record.result.observed_result] += 1
+        return built.line
+
+    def _control(self, cell: RawEmission) -> CellControl:
+        """Return the control of a cell: the record of its probe without a sandbox, which came
+        before it."""
+        if cell.mode == BASELINE:
+            return IS_CONTROL
+        return self._controls.get(cell.probe, NO_CONTROL)
+
+    def _remember_control(self, probe: str, control: CellControl) -> None:
+        """Keep the control of a probe. Of several runs, one that failed counts."""
+        known = self._controls.get(probe, control)
+        if known.state == "succeeded":
+            self._controls[probe] = control
 
 
 class EncodeRaw(Transformer):

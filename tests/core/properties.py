@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from stream.codec import Lines
 from stream.pipeline import Batch, Counts, Transformer, batches_by_kind
-from stream.records.boundary import RawEmission
 from stream.records.control import EMISSIONS, LINES, TELEMETRY, kind_of_item
+from stream.records.emission import RawEmission
 from stream.records.kernel import RawEvent
 
 _KINDS: dict[type, str] = {RawEmission: EMISSIONS, RawEvent: TELEMETRY}

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stream.records.boundary import RawEmission
 from stream.records.control import Finding, Gap, Reject
+from stream.records.emission import RawEmission
+from stream.records.modes import OutsideView, Sandbox
 from stream.records.run import FileState, FsChange
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schema"
@@ -58,7 +59,8 @@ def schema_of_the_structs(name: str) -> dict[str, Any]:
     is_change = name.startswith("fs_change")
     kinds: tuple[Kind, ...] = (FileState, FsChange) if is_change else CONTROL
     refs, components = msgspec.json.schema_components(kinds, ref_template="#/definitions/{name}")
-    definitions = {kind.__name__: definition_of(kind, components) for kind in kinds}
+    parts = () if is_change else (OutsideView, Sandbox)
+    definitions = {kind.__name__: definition_of(kind, components) for kind in (*kinds, *parts)}
     head = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "$id": f"urn:stream:{name.partition('.')[0]}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream.records.boundary import FRAME_START, RawEmission
+from stream.records.emission import FRAME_START, RawEmission
 from tests.transformers.samples import (
     CAPABILITY,
     SECONDARY,

@@ -16,8 +16,8 @@ from stream.boundary.descriptors import find_catalogs, find_descriptor, make_des
 from stream.boundary.emit_flags import parse_emit_words
 from stream.codec import BUNDLE, Lines, LineSplitter
 from stream.pipeline import Transformer
-from stream.records.boundary import FRAME_END, FRAME_START, RawEmission, Word
 from stream.records.control import Control
+from stream.records.emission import FRAME_END, FRAME_START, RawEmission, Word
 from tests.core.properties import feed, finish
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -101,7 +101,7 @@ def make_own_builder(**changes: str) -> BoundaryBuilder:
 def record_of_flags(*more: str | bytes, words: Sequence[str] = WORDS) -> dict[str, Any]:
     """What the words make, with more of them at their end. Raises EmitError."""
     return decode_object(
-        make_builder().record_from_flags(parse_emit_words(as_words(*words, *more)), AROUND)
+        make_builder().record_from_flags(parse_emit_words(as_words(*words, *more)), AROUND).line
     )
 
 

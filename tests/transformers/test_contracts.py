@@ -23,9 +23,9 @@ from stream.records.boundary import (
     CatalogDocument,
     DescriptorDocument,
     decode_boundary,
-    decode_raw,
 )
 from stream.records.control import Control
+from stream.records.emission import decode_raw
 from tests.sweeping import thorough
 from tests.transformers.samples import HERE, record
 

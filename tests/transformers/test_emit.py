@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from stream.boundary.emit_flags import LIMIT
 from stream.codec import OverlongLine, TornLine
-from stream.records.boundary import RawEmission, decode_boundary, decode_raw, encode_raw
+from stream.records.boundary import decode_boundary
 from stream.records.control import EMISSIONS, Gap, Reject
+from stream.records.emission import RawEmission, decode_raw, encode_raw
 from stream.transformers.emit import Emit, EncodeRaw
 from tests.core.properties import check_batch_independence, feed
 from tests.sweeping import thorough

@@ -23,7 +23,7 @@ from stream.boundary.emit_flags import (
 )
 from stream.errors import EmitError
 from stream.matrix.run import emit_words
-from stream.records.boundary import FILE_MOST, Word
+from stream.records.emission import FILE_MOST, Word
 from tests.sweeping import thorough
 from tests.transformers.samples import (
     AROUND,
@@ -91,7 +91,8 @@ def test_an_unknown_mode_is_named() -> None:
     assert refusal_of("--run-mode", "caged") == "Unknown run mode: caged (expected baseline)"
     flags = parse_flags("--run-mode", "caged")
     assert (
-        decode_object(make_own_builder().record_from_flags(flags, AROUND))["run"]["mode"] == "caged"
+        decode_object(make_own_builder().record_from_flags(flags, AROUND).line)["run"]["mode"]
+        == "caged"
     )
 
 
@@ -273,7 +274,7 @@ def test_a_key_that_stands_twice_is_refused(flag: str) -> None:
 def test_a_whole_payload() -> None:
     content = b'{"stdout_snippet":null,"stderr_snippet":"' + b"e" * 500 + b'","raw":{"a":1}}'
     flags = parse_with_file("--payload-file", content)
-    payload = decode_object(make_builder().record_from_flags(flags, AROUND))["payload"]
+    payload = decode_object(make_builder().record_from_flags(flags, AROUND).line)["payload"]
     assert payload["raw"] == {"a": 1}
     assert payload["stderr_snippet"] == "e" * 400 + "…"
     for bad in (b"{}", b"[]", b"", content[:-1] + b',"more":1}'):
@@ -312,7 +313,7 @@ ANY_WORD = st.builds(Word, FLAG_WORDS | st.binary(max_size=12), st.none() | st.b
 def test_any_words_are_parsed_or_refused(words: list[Word], complete: bool) -> None:
     words = [*as_words(*WORDS), *words] if complete else words
     with contextlib.suppress(EmitError):
-        line = make_builder().record_from_flags(parse_emit_words(words), AROUND)
+        line = make_builder().record_from_flags(parse_emit_words(words), AROUND).line
         assert make_builder().descriptor.check(line) is None
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.boundary.scripts import HELPERS
-from stream.records.boundary import FRAME_END, FRAME_START, Frame, FrameError, Word, split_frames
+from stream.records.emission import FRAME_END, FRAME_START, Frame, FrameError, Word, split_frames
 from tests.sweeping import thorough
 from tests.transformers.samples import as_words, frame
 

@@ -17,8 +17,8 @@ from msgspec.json import encode
 from stream.boundary.descriptors import Boundaries, Descriptor, known_catalogs
 from stream.codec import BUNDLE, Lines, LineSplitter, TornLine
 from stream.errors import InputError
-from stream.records.boundary import encode_raw
 from stream.records.control import Control, Finding, Gap, Reject
+from stream.records.emission import encode_raw
 from stream.sinks.ndjson import Ndjson
 from stream.transformers.validate import Validate
 from stream.verify.check import is_document, run_validate
@@ -292,7 +292,7 @@ def test_everything_that_is_bundled_validates() -> None:
     assert [item for item in items if not isinstance(item, bytes)] == []
     assert transformer.contracts == {
         "sandbox_catalog_v1": 2,
-        "boundary_schema_v1": 1,
+        "boundary_schema_v1": 2,
         "defaults.json": 1,
     }
 
