@@ -15,12 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from stream.boundary.scripts import find_scripts
 from tests.cli.command import LANDLOCK
 from tests.sweeping import every
 
 PROBES = Path(__file__).parents[1] / "probes"
 HELPERS = PROBES.parent / "stream" / "helpers"
 STREAM = Path(sys.executable).with_name("stream")
+#: those that a matrix runs without targets
+PLAIN = {script.id for script in find_scripts(PROBES) if script.needs is None}
 Results = dict[str, dict[str, object]]
 
 
@@ -90,7 +93,8 @@ def test_unconfined(tmp_path: Path, home: Path) -> None:
     scratch.mkdir()
     before, seen = list_traces(), sorted(workspace.rglob("*"))
     results = run_matrix(workspace, env={"HOME": str(home), "TMPDIR": str(scratch)})
-    assert len(results) == len(list(PROBES.glob("*.sh")))
+    assert len(results) == 90
+    assert results.keys() == PLAIN
     assert sorted(workspace.rglob("*")) == seen
     assert not find_left_behind(before, home)
     assert not list(scratch.iterdir())
@@ -174,7 +178,7 @@ def test_without_proc(tmp_path: Path) -> None:
     """Hidden, so that the harness is blind: every probe has its own record all the same."""
     workspace = make_repository(tmp_path / "ws")
     results = run_matrix(workspace, *LANDLOCK, "--rw", "/tmp", "--hide", "/proc", "--")
-    assert len(results) == len(list(PROBES.glob("*.sh")))
+    assert results.keys() == PLAIN
     assert results["fs_proc_other_list"]["observed_result"] == "denied"
 
 
@@ -409,3 +413,21 @@ def test_the_example_of_the_contract_is_a_probe() -> None:
     text = (PROBES / "AGENTS.md").read_text()
     example = text.partition("```bash\n")[2].partition("```")[0]
     assert example == (PROBES / "fs_workspace_write_create.sh").read_text()
+
+
+def test_a_sentinel_is_deleted(tmp_path: Path) -> None:
+    workspace = make_repository(tmp_path / "ws")
+    sentinel = workspace / "sentinel"
+    sentinel.touch()
+    got = run_one("fs_sentinel_delete", workspace, FENCE_SENTINEL=str(sentinel))
+    assert (got["observed_result"], sentinel.exists()) == ("success", False), got
+
+
+NEEDY = sorted(script.id for script in find_scripts(PROBES) if script.needs is not None)
+
+
+@pytest.mark.parametrize("probe", NEEDY)
+def test_without_targets_nothing_is_attempted(probe: str, tmp_path: Path) -> None:
+    got = run_one(probe, make_repository(tmp_path / "ws"))
+    assert (got["observed_result"], got["raw_exit_code"]) == ("error", None), got
+    assert str(got["message"]).startswith("not attempted: it needs "), got

@@ -39,6 +39,11 @@ SHEBANG = b"#!/usr/bin/env bash"
 _ASSIGNMENT = r"^{name}=(?P<quote>[\"']?)(?P<value>[A-Za-z0-9_.-]+)(?P=quote)[ \t]*(?:#.*)?$"
 _CAPABILITY = re.compile(_ASSIGNMENT.format(name="primary_capability_id").encode(), re.MULTILINE)
 _NAME = re.compile(_ASSIGNMENT.format(name="probe_name").encode(), re.MULTILINE)
+#: What only a matrix with targets outside the sandbox provides; a stand-in has targets as well.
+NEEDS = ("targets", "stand-in")
+_WORDS = _ASSIGNMENT.replace("A-Za-z0-9_.-", "A-Za-z0-9_.:-")
+_NEEDS = re.compile(_WORDS.format(name="needs").encode(), re.MULTILINE)
+_EFFECT = re.compile(_WORDS.format(name="effect").encode(), re.MULTILINE)
 #: In no comment, and not only printed. A here-document is not recognised.
 _PRINTED = rb"[ \t]*(?:echo|printf)\b(?:(?!\$\()[^|;&<`\n])*$"
 _CALL = re.compile(rb"^(?!%b)(?:(?!(?<![^\s])#)[^\n])*?\bemit-record\b" % _PRINTED, re.MULTILINE)
@@ -53,6 +58,8 @@ class Script(Struct, frozen=True):
     name: str | None  #: the literal probe_name
     wants_bash: bool = False  #: its first line is the one that the contract asks for
     is_probe: bool = True  #: it calls emit-record or declares a capability, or cannot be read
+    needs: str | None = None  #: the literal needs: one of NEEDS, unless the gate finds it
+    effect: str | None = None  #: the literal effect, likewise one of EFFECTS
 
 
 def find_scripts(folder: Path) -> list[Script]:
@@ -121,6 +128,8 @@ def _read_script(folder: Path, name: str) -> Script:
         name=_declared_literal(_NAME, text),
         wants_bash=text.partition(b"\n")[0] == SHEBANG,
         is_probe=not is_read or capability is not None or _CALL.search(text) is not None,
+        needs=_declared_literal(_NEEDS, text),
+        effect=_declared_literal(_EFFECT, text),
     )
 
 

@@ -20,7 +20,16 @@ from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder
 from stream.boundary.emit_flags import REPEATABLE, parse_emit_words
-from stream.boundary.scripts import SHEBANG, TEMPORARY, Cell, MatrixPlan, Script, stage_probes, utf8
+from stream.boundary.scripts import (
+    NEEDS,
+    SHEBANG,
+    TEMPORARY,
+    Cell,
+    MatrixPlan,
+    Script,
+    stage_probes,
+    utf8,
+)
 from stream.errors import EmitError, OutputError, reporting
 from stream.files.trees import remove_tree
 from stream.matrix.plan import MatrixRequest, make_plan
@@ -29,6 +38,7 @@ from stream.process.capture import capture
 from stream.process.tree import Reaper
 from stream.records.control import EMISSIONS, FINDINGS, Finding
 from stream.records.emission import FRAME_START, FrameError, RawEmission, split_frames
+from stream.records.modes import EFFECTS
 from stream.sources.probes import ProbeSource
 from stream.transformers.emit import Emit
 
@@ -53,7 +63,7 @@ async def run_gate(
     Without a workspace in the request, probes run in a scratch repository, where everything that
     they leave behind is found."""
     with _gate_workspace(request.workspace) as (workspace, watched):
-        plan = make_plan(replace(request, workspace=workspace))
+        plan = make_plan(replace(request, workspace=workspace, with_needs=True))
         findings = [_no_probe_finding(script) for script in plan.no_probes]
         runnable: list[Cell] = []
         for cell in plan.cells:
@@ -143,6 +153,12 @@ def _declaration_findings(script: Script, text: bytes, plan: MatrixPlan) -> Iter
         catalogs = ", ".join(catalog.key for catalog in plan.catalogs.known)
         message = f"capability {script.capability} is not in {catalogs}"
         yield _gate_finding(script, "capability", message, at)
+    for rule, word, words in (("needs", script.needs, NEEDS), ("effect", script.effect, EFFECTS)):
+        at = _line_of(lines, f"{rule}=".encode())
+        if at is not None and word not in words:
+            what = f"is {word}, which is" if word else "is not assigned as a literal:"
+            message = f"{rule} {what} none of {', '.join(words)}"
+            yield _gate_finding(script, rule, message, at)
 
 
 _RUN_MODE = re.compile(

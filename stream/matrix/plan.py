@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from stream.boundary.descriptors import Catalogs, Descriptor, find_catalogs, find_descriptor
 from stream.boundary.scripts import (
     BUNDLED,
+    NEEDS,
     Cell,
     MatrixPlan,
     Script,
@@ -45,6 +46,7 @@ class MatrixRequest(Struct, frozen=True):
     boundary: str | None = None
     workspace: Path | None = None
     repeat: int = 1
+    with_needs: bool = False  #: also probes that need targets, which else run only if named
 
 
 def make_plan(request: MatrixRequest) -> MatrixPlan:
@@ -83,23 +85,27 @@ def _select_probes(
     request: MatrixRequest, found: list[Script], folder: Path, catalogs: Catalogs
 ) -> tuple[list[Script], list[Script]]:
     """Return (the probes to run, the bundled ones of other catalogs). A script that is no probe
-    runs only if it is named."""
+    runs only if it is named, and so does one whose needs nobody provides."""
     known = set(catalogs.capability_ids())
     for capability in request.capabilities:
         if capability not in known:
             raise UsageError(f"unknown capability: {capability} (see `stream matrix --list`)")
     picked = choose_scripts(found, folder, request.probes)
+    that = ""
+    if not request.with_needs and any(script.needs in NEEDS for script in found):
+        found = [script for script in found if script.needs not in NEEDS]
+        that = " that needs no targets"
     if request.capabilities:
         wanted = set(request.capabilities)
         picked += [s for s in found if s.capability in wanted and s not in picked]
         if not picked:
             names = ", ".join(request.capabilities)
-            raise UsageError(f"{folder}: no probe has the primary capability {names}")
+            raise UsageError(f"{folder}: no probe{that} has the primary capability {names}")
     if picked:
         return picked, []
     found = [script for script in found if script.is_probe]
     if not found:
-        raise InputError(f"{folder}: no script calls emit-record or declares a capability")
+        raise InputError(f"{folder}: no script{that} calls emit-record or declares a capability")
     if catalogs.named and request.folder is None:
         # The bundled probes cover several catalogs; the user chose one of them.
         left_out = [s for s in found if s.capability not in known]

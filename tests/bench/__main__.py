@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from stream.boundary.scripts import BUNDLED, HELPERS
+from stream.boundary.scripts import BUNDLED, HELPERS, find_scripts
 from tests.bench.archiving import EVENTS
 from tests.bench.evidence import write_raw
 from tests.bench.kernel import bench_kernel
@@ -40,10 +40,14 @@ def bench_matrix(scratch: Path) -> list[Row]:
         script.write_text(PUBLISHED.replace("@ID@", script.stem))
         script.chmod(0o755)
     return [
-        *_matrix_rows(scratch, f"the {len(list(BUNDLED.glob('*.sh')))} bundled probes", BUNDLED),
+        *_matrix_rows(scratch, f"the {len(_plain_scripts(BUNDLED))} bundled probes", BUNDLED),
         *_matrix_rows(scratch, "published-style tree of 50 quick probes", published),
         *_matrix_rows(scratch, "the same tree 10 times, 500 cells", published, repeat=10),
     ]
+
+
+def _plain_scripts(folder: Path) -> list[Path]:
+    return [script.path for script in find_scripts(folder) if script.needs is None]
 
 
 def _matrix_rows(scratch: Path, what: str, folder: Path, repeat: int = 1) -> list[Row]:
@@ -52,7 +56,7 @@ def _matrix_rows(scratch: Path, what: str, folder: Path, repeat: int = 1) -> lis
     work = Path(tempfile.mkdtemp(dir=scratch))
     for name in ("tmp", "ws/.git/hooks"):
         (work / name).mkdir(parents=True)
-    scripts = sorted(folder.glob("*.sh"))
+    scripts = _plain_scripts(folder)
     framing = _tree_listing(work / "framing", scripts * repeat)
     idle = _tree_listing(work / "idle", scripts * repeat, emit_record="#!/bin/sh\nexit 0\n")
     env = {

@@ -119,6 +119,23 @@ def test_list_and_what_is_left_out(place: Place, four_probes: Path) -> None:
     assert 0 < len(done.out.splitlines()) < 90
 
 
+def test_what_needs_targets_runs_only_if_it_is_named(place: Place, four_probes: Path) -> None:
+    for name, needs in (("b", "targets"), ("c", "stand-in"), ("d", "a word of its own")):
+        path = four_probes / f"{name}.sh"
+        path.write_text(f'{path.read_text()}needs="{needs}"\n')
+    done = place.stream("matrix", "--probes", four_probes)
+    assert (done.code, done.ids) == (0, ["a", "d"])
+    done = place.stream("matrix", "--probes", four_probes, "--cap", CAPABILITY)
+    assert (done.code, done.ids) == (0, ["a"])
+    done = place.stream("matrix", "--probes", four_probes, "--probe", "c", "b")
+    assert (done.code, done.ids) == (0, ["c", "b"])
+    for name in ("a", "d"):
+        (four_probes / f"{name}.sh").unlink()
+    done = place.stream("matrix", "--probes", four_probes)
+    assert (done.code, done.out) == (2, b"")
+    assert "no script that needs no targets calls emit-record" in done.err
+
+
 def test_what_is_no_probe_is_not_run(place: Place, four_probes: Path) -> None:
     """It lies among them, and states neither what it measures nor that it reports: it is named."""
     ran = place.root / "ran"
