@@ -8,6 +8,7 @@ StreamError              one sentence: the place, then what is wrong
 ├── EmitError            wrong words that a probe gave to emit-record
 ├── SpawnError           a program could not be started
 ├── FeedError            a kernel feed is not available here
+├── InternetError        a stand-in Internet is not available here, or not any more
 └── RequiredError        what the user required is not available
 
 A bad line of a stream is not an exception: it becomes a reject record and the stream goes
@@ -51,6 +52,10 @@ class EmitError(StreamError):
 
 class FeedError(StreamError):
     """A kernel feed is not available here."""
+
+
+class InternetError(StreamError):
+    """A stand-in Internet is not available here, or not any more."""
 
 
 class RequiredError(StreamError):

@@ -26,7 +26,7 @@ FLOORS = [
     {"stream.codec", "stream.pipeline", "stream.files", "stream.process"},
     {
         *("stream.boundary", "stream.redaction", "stream.evidence", "stream.workspace"),
-        *("stream.archive", "stream.contracts"),
+        *("stream.archive", "stream.contracts", "stream.targets"),
     },
     {"stream.sources", "stream.transformers", "stream.sinks"},
     {"stream.matrix", "stream.observe", "stream.verify", "stream.compare", "stream.doctor"},

@@ -1,0 +1,1 @@
+"""What probes act on outside of their sandbox, prepared and checked from outside."""
