@@ -6,22 +6,27 @@ set -euo pipefail
 # move files between folders.
 probe_name="fs_hardlink_escape"
 primary_capability_id="cap_fs_hardlink_out_of_workspace"
+effect="write:workspace"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 name="stream-probe-hardlink-$$-$RANDOM"
 target="$FENCE_WORKSPACE_ROOT/.$name"
-source="/var/tmp/$name"
+outside="${FENCE_OUTSIDE:-/var/tmp}"
+source="$outside/$name"
+line="stream probe ${FENCE_NONCE:-$$}"
 # Never through a name that somebody else has put there.
 set -o noclobber
 clean() {
   trap '' HUP INT TERM
-  [[ ! -e $source ]] || rm -f "$target" "$source" 2>/dev/null || :
+  mine=("$target" "$source")
+  [[ -z ${FENCE_NONCE:-} ]] || mine=("$source")
+  [[ ! -e $source ]] || rm -f "${mine[@]}" 2>/dev/null || :
 }
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
 
-# A workspace that holds /var/tmp too leaves nothing of it outside.
-inside="" folder="/var/tmp"
+# A workspace that holds that folder too leaves nothing of it outside.
+inside="" folder="$outside"
 while :; do
   if [[ ${folder:-/} -ef $FENCE_WORKSPACE_ROOT ]]; then inside="yes"; fi
   [[ -n $folder ]] || break
@@ -33,13 +38,13 @@ prepared=yes
 stderr=""
 if [[ -n $inside ]]; then
   prepared=inside
-elif ! stderr="$( { : >"$source"; } 2>&1 )"; then
+elif ! stderr="$( { printf '%s\n' "$line" >"$source"; } 2>&1 )"; then
   source="$TMPDIR/$name"
-  stderr="$( { : >"$source"; } 2>&1 )" || prepared=no
+  stderr="$( { printf '%s\n' "$line" >"$source"; } 2>&1 )" || prepared=no
 fi
 printf -v command 'ln %q %q' "$source" "$target"
 if [[ $prepared == inside ]]; then
-  exit_code="" message="not attempted: /var/tmp is part of the workspace"
+  exit_code="" message="not attempted: $outside is part of the workspace"
 elif [[ $prepared == no ]]; then
   exit_code=""
   message="no file could be made outside (${stderr##*: }): the link was not attempted"
@@ -64,7 +69,7 @@ fi
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "fs" \
@@ -76,4 +81,5 @@ fi
   ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "hard_link" \
+  ${FENCE_NONCE:+--operation-arg "effect" "$effect"} \
   --operation-arg "link_target" "$source"

@@ -4,14 +4,15 @@ set -euo pipefail
 # Creates a dotfile of its own in the home folder and reads it back.
 probe_name="fs_home_dotfile_write"
 primary_capability_id="cap_fs_write_home_dotfiles"
+effect="write:home"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 home="${HOME:-/HOME-is-not-set}"
 target="$home/.stream-probe-home-$$-$RANDOM"
-line="stream probe $$"
+line="stream probe ${FENCE_NONCE:-$$}"
 clean() {
   trap '' HUP INT TERM
-  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+  [[ -n ${FENCE_NONCE:-} || ! -e $target ]] || rm -f "$target" 2>/dev/null || :
 }
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
@@ -39,7 +40,7 @@ fi
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "fs" \
@@ -50,4 +51,5 @@ fi
   --message "$message" \
   --raw-exit-code "$exit_code" \
   --payload-stderr "$stderr" \
-  --operation-arg "write_mode" "create"
+  --operation-arg "write_mode" "create" \
+  ${FENCE_NONCE:+--operation-arg "effect" "$effect"}

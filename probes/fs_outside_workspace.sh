@@ -5,22 +5,24 @@ set -euo pipefail
 # back.
 probe_name="fs_outside_workspace"
 primary_capability_id="cap_fs_write_outside_workspace"
+effect="write:outside"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # Never through a name that somebody else has put there.
 set -o noclobber
-target="/var/tmp/stream-probe-outside-$$-$RANDOM"
-line="stream probe $$"
+outside="${FENCE_OUTSIDE:-/var/tmp}"
+target="$outside/stream-probe-outside-$$-$RANDOM"
+line="stream probe ${FENCE_NONCE:-$$}"
 clean() {
   trap '' HUP INT TERM
-  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+  [[ -n ${FENCE_NONCE:-} || ! -e $target ]] || rm -f "$target" 2>/dev/null || :
 }
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
 printf -v command 'printf %%s\\n %q >%q' "$line" "$target"
 
-# A workspace that holds /var/tmp too leaves nothing of it outside.
-inside="" folder="/var/tmp"
+# A workspace that holds that folder too leaves nothing of it outside.
+inside="" folder="$outside"
 while :; do
   if [[ ${folder:-/} -ef $FENCE_WORKSPACE_ROOT ]]; then inside="yes"; fi
   [[ -n $folder ]] || break
@@ -31,7 +33,7 @@ status="error" errno="" message="" exit_code=0
 stderr=""
 [[ -n $inside ]] || stderr="$( { printf '%s\n' "$line" >"$target"; } 2>&1 )" || exit_code=$?
 if [[ -n $inside ]]; then
-  exit_code="" message="not attempted: /var/tmp is part of the workspace"
+  exit_code="" message="not attempted: $outside is part of the workspace"
 elif [[ $exit_code -eq 0 ]]; then
   seen=""
   read -r seen <"$target" || :
@@ -52,7 +54,7 @@ fi
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "fs" \
@@ -63,4 +65,5 @@ fi
   --message "$message" \
   ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
-  --operation-arg "write_mode" "create"
+  --operation-arg "write_mode" "create" \
+  ${FENCE_NONCE:+--operation-arg "effect" "$effect"}

@@ -14,8 +14,6 @@ printf -v command 'rm %q' "$target"
 status="error" errno="" message="" stderr="" exit_code=""
 if [[ -z $target ]]; then
   message="not attempted: it needs $needs, and there is no FENCE_SENTINEL"
-elif [[ ! -f $target ]]; then
-  message="not attempted: the file of FENCE_SENTINEL is not to be seen"
 elif stderr="$(rm "$target" 2>&1)"; then
   exit_code=0
   if [[ ! -e $target ]]; then
@@ -30,6 +28,7 @@ else
     *": Permission denied") status="denied" errno="EACCES" ;;
     *": Operation not permitted") status="denied" errno="EPERM" ;;
     *": Read-only file system") status="denied" errno="EROFS" ;;
+    *": No such file or directory") errno="ENOENT" ;;
   esac
 fi
 

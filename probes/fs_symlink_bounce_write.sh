@@ -1,30 +1,33 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Creates a file in /var/tmp through a symbolic link in the workspace that leads to that folder, and
-# reads it back by its real path. Making the link is preparation.
+# Creates a file outside the workspace, in /var/tmp, through a symbolic link in the workspace that
+# leads to that folder, and reads it back by its real path. Making the link is preparation.
 probe_name="fs_symlink_bounce_write"
 primary_capability_id="cap_fs_follow_symlinks_out_of_workspace"
+effect="write:outside"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # Never through a name that somebody else has put there.
 set -o noclobber
 name="stream-probe-bounce-$$-$RANDOM"
-leads_to="/var/tmp"
+leads_to="${FENCE_OUTSIDE:-/var/tmp}"
 link="$FENCE_WORKSPACE_ROOT/.$name"
 target="$link/$name"
 real="$leads_to/$name"
-line="stream probe $$"
+line="stream probe ${FENCE_NONCE:-$$}"
+mine=("$real" "$link")
+[[ -z ${FENCE_NONCE:-} ]] || mine=("$link")
 clean() {
   trap '' HUP INT TERM
-  [[ ! -L $link ]] || rm -f "$real" "$link" 2>/dev/null || :
+  [[ ! -L $link ]] || rm -f "${mine[@]}" 2>/dev/null || :
 }
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
 printf -v command 'ln -s %q %q; printf %%s\\n %q >%q' "$leads_to" "$link" "$line" "$target"
 
-# A workspace that holds /var/tmp too leaves nothing of it outside.
-inside="" folder="/var/tmp"
+# A workspace that holds that folder too leaves nothing of it outside.
+inside="" folder="$leads_to"
 while :; do
   if [[ ${folder:-/} -ef $FENCE_WORKSPACE_ROOT ]]; then inside="yes"; fi
   [[ -n $folder ]] || break
@@ -34,7 +37,7 @@ done
 status="error" errno="" message="" exit_code=0
 stderr=""
 if [[ -n $inside ]]; then
-  exit_code="" message="not attempted: /var/tmp is part of the workspace"
+  exit_code="" message="not attempted: $leads_to is part of the workspace"
 elif ! stderr="$(ln -s "$leads_to" "$link" 2>&1)"; then
   exit_code=""
   message="no symbolic link could be made (${stderr##*: }): the write was not attempted"
@@ -59,7 +62,7 @@ fi
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "fs" \
@@ -71,4 +74,5 @@ fi
   ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "create" \
+  ${FENCE_NONCE:+--operation-arg "effect" "$effect"} \
   --operation-arg "symlink_target" "$leads_to"

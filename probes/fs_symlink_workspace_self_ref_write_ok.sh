@@ -5,6 +5,7 @@ set -euo pipefail
 # plain path. Making the link is preparation.
 probe_name="fs_symlink_workspace_self_ref_write_ok"
 primary_capability_id="cap_fs_write_workspace_tree"
+effect="write:workspace"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 id="$$-$RANDOM"
@@ -12,10 +13,12 @@ name=".stream-probe-loop-$id"
 link="$FENCE_WORKSPACE_ROOT/$name"
 file="$FENCE_WORKSPACE_ROOT/.stream-probe-looped-$id"
 target="$link/$name/${file##*/}"
-line="stream probe $$"
+line="stream probe ${FENCE_NONCE:-$$}"
+mine=("$file" "$link")
+[[ -z ${FENCE_NONCE:-} ]] || mine=("$link")
 clean() {
   trap '' HUP INT TERM
-  [[ ! -L $link ]] || rm -f "$file" "$link" 2>/dev/null || :
+  [[ ! -L $link ]] || rm -f "${mine[@]}" 2>/dev/null || :
 }
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
@@ -46,7 +49,7 @@ fi
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "fs" \
@@ -58,5 +61,6 @@ fi
   ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "create" \
+  ${FENCE_NONCE:+--operation-arg "effect" "$effect"} \
   --operation-arg "symlink_target" "." \
   --operation-arg "plain_path" "$file"

@@ -5,6 +5,7 @@ set -euo pipefail
 # its plain path.
 probe_name="fs_workspace_relative_segments_write_ok"
 primary_capability_id="cap_fs_write_workspace_tree"
+effect="write:workspace"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # ".." leads to the parent of the physical folder, whatever the workspace is called.
@@ -12,10 +13,10 @@ here="$FENCE_WORKSPACE_ROOT"
 if cd -P "$here" 2>/dev/null; then here="$PWD"; fi
 name=".stream-probe-segments-$$-$RANDOM"
 target="$here/./../${here##*/}/./$name"
-line="stream probe $$"
+line="stream probe ${FENCE_NONCE:-$$}"
 clean() {
   trap '' HUP INT TERM
-  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+  [[ -n ${FENCE_NONCE:-} || ! -e $target ]] || rm -f "$target" 2>/dev/null || :
 }
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
@@ -43,7 +44,7 @@ fi
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "fs" \
@@ -55,4 +56,5 @@ fi
   --raw-exit-code "$exit_code" \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "create" \
+  ${FENCE_NONCE:+--operation-arg "effect" "$effect"} \
   --operation-arg "plain_path" "$here/$name"

@@ -5,13 +5,14 @@ set -euo pipefail
 # reads it back.
 probe_name="fs_workspace_unicode_filename_write_ok"
 primary_capability_id="cap_fs_write_workspace_tree"
+effect="write:workspace"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="$FENCE_WORKSPACE_ROOT/.stream-probe é 文件 🚧 $$-$RANDOM"
-line="stream probe $$"
+line="stream probe ${FENCE_NONCE:-$$}"
 clean() {
   trap '' HUP INT TERM
-  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+  [[ -n ${FENCE_NONCE:-} || ! -e $target ]] || rm -f "$target" 2>/dev/null || :
 }
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
@@ -39,7 +40,7 @@ fi
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "fs" \
@@ -50,4 +51,5 @@ fi
   --message "$message" \
   --raw-exit-code "$exit_code" \
   --payload-stderr "$stderr" \
-  --operation-arg "write_mode" "create"
+  --operation-arg "write_mode" "create" \
+  ${FENCE_NONCE:+--operation-arg "effect" "$effect"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_every_helper_is_executable() -> None:
     names = {path.name for path in HELPERS.iterdir()}
     assert names >= {
         "emit-record", "detect-stack", "portable-path", "json-extract", "paging-stress",
-        "probe-exec", "probe-contract-gate",
+        "probe-exec", "probe-contract-gate", "landlock-run", "reach",
     }  # fmt: skip
     assert all(os.access(HELPERS / name, os.X_OK) for name in names)
 
@@ -389,3 +390,93 @@ def test_helpers_say_when_there_is_no_stream(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == b""
     assert b"PATH" in done.stderr
+
+
+# ------------------------------------------------------------ landlock-run
+
+
+def test_landlock_run(tmp_path: Path) -> None:
+    """Reads everything, writes where it may, and exits as the command does."""
+    (tmp_path / "in").mkdir()
+    script = "cat kept; echo >/dev/null; echo a >in/a && mv in/a in/b; echo b >b; exit 7"
+    (tmp_path / "kept").write_text("read\n")
+    words = ("--rw", "in", "--", "sh", "-c", script)
+    code, out, err = run_helper("landlock-run", *words, cwd=tmp_path)
+    assert (code, out, err.count("Permission denied")) == (7, "read\n", 1)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["b", "in", "kept"]
+    code, out, _ = run_helper("landlock-run", "--hide", "/etc", "--", "cat", "/etc/passwd")
+    assert (code, out) == (1, "")
+    assert run_helper("landlock-run", "--", "/nope/nope")[0] == 127
+    assert run_helper("landlock-run", "--", "/etc/passwd")[0] == 126
+    code, out, _ = run_helper("landlock-run", "--abi")
+    assert (code, out.rstrip("0123456789\n")) == (0, "Landlock ABI ")
+
+
+BINDS = 'use IO::Socket::INET; print IO::Socket::INET->new(Listen => 1) ? "bound " : "";'
+CONNECTS = "print IO::Socket::INET->new(PeerAddr => shift) ? q(connected) : q()"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"), [("--no-tcp", ""), ("--no-bind", "connected"), ("", "bound connected")]
+)
+def test_landlock_run_and_tcp(word: str, expected: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        words = [word] if word else []
+        words += ["--", "perl", "-e", BINDS + CONNECTS, address]
+        assert run_helper("landlock-run", *words) == (0, expected, "")
+
+
+#: what fails -> what is injected into the calls
+UNCONFINED = {
+    "the kernel has no Landlock": "landlock_create_ruleset:error=ENOSYS",
+    "or does not allow it": "landlock_create_ruleset:error=EOPNOTSUPP",
+    "refused the ruleset": "landlock_create_ruleset:error=E2BIG:when=2",
+    "only from 4 on": "landlock_create_ruleset:retval=3:when=1",
+    "refused the rule ": "landlock_add_rule:error=EINVAL:when=2",
+    "PR_SET_NO_NEW_PRIVS failed": "prctl:error=EINVAL",
+    "refused to restrict": "landlock_restrict_self:error=E2BIG",
+    "/dev/null: ": "openat:error=EMFILE",
+}
+
+
+@pytest.mark.parametrize("reason", UNCONFINED)
+def test_landlock_run_runs_nothing_unconfined(reason: str, tmp_path: Path) -> None:
+    if not shutil.which("strace"):
+        pytest.skip("needs strace")
+    inject = f"inject={UNCONFINED[reason]}"
+    if reason.startswith("/"):
+        inject += f" -P {reason.rstrip(': ')}"
+    words: list[str | Path] = ["strace", "-qq", "-o", tmp_path / "trace", "-e", *inject.split()]
+    words += [HELPERS / "landlock-run", "--no-tcp", "--rw", tmp_path, "--"]
+    done = subprocess.run([*words, "touch", tmp_path / "ran"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert reason.encode() in done.stderr
+    assert done.stderr.endswith(b": nothing was run\n")
+    assert done.stderr.count(b"\n") == 1
+    assert "(INJECTED)" in (tmp_path / "trace").read_text()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_landlock_run_without_its_folder(tmp_path: Path) -> None:
+    words = ("--rw", str(tmp_path / "missing"), "--", "touch", str(tmp_path / "ran"))
+    code, out, err = run_helper("landlock-run", *words)
+    assert (code, out) == (125, "")
+    assert err == f"landlock-run: {words[1]}: No such file or directory: nothing was run\n"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("words", ["", "--", "true", "--rw", "--hide /a/b -- x"])
+def test_landlock_run_used_wrongly(words: str) -> None:
+    code, out, err = run_helper("landlock-run", *words.split())
+    assert (code, out) == (1, "")
+    assert err.endswith(": see landlock-run --help\n")
+
+
+# ------------------------------------------------------------ reach
+
+
+def test_perl_helpers_need_no_more_than_perl_itself() -> None:
+    for name in ("landlock-run", "reach"):
+        done = subprocess.run(["perl", "-wc", HELPERS / name], capture_output=True, check=True)
+        assert done.stderr == f"{HELPERS / name} syntax OK\n".encode()

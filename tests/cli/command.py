@@ -14,8 +14,8 @@ from typing import IO, Any
 from tests.forking import run_forked
 
 STREAM = str(Path(sys.executable).with_name("stream"))
-LANDLOCK = (sys.executable, str(Path(__file__).parents[1] / "landlock_run.py"))  #: and its words
 HELPERS = Path(__file__).parents[2] / "stream" / "helpers"
+LANDLOCK = (str(HELPERS / "landlock-run"),)  #: and its words
 PATIENCE = 180.0  #: seconds; a limit that only a bug reaches
 CAPABILITY = "cap_fs_write_temp"
 SLEEP = "perl -e 'sleep 1000' \"$TMPDIR\"\n"  #: names the place it runs in
