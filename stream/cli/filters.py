@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from stream.cli.runner import (
 
 if TYPE_CHECKING:
     from stream.sinks.ndjson import Ndjson, Text
+    from stream.transformers.listen import Listen
     from stream.transformers.normalize import Normalize
+    from stream.transformers.outcome_text import OutcomeText
     from stream.verify.check import CheckResult
 
 
@@ -262,6 +265,9 @@ def listen(
         ..., metavar="FILE…|-", help="NDJSON files, or `-` for stdin."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
+    as_matrix: bool = typer.Option(
+        False, "--matrix", help="Print one table instead: modes by capabilities."
+    ),
     boundary: Boundary = None,
     reject: Reject = None,
     force: Force = False,
@@ -274,7 +280,15 @@ def listen(
     \b
       stream matrix | stream listen -
       stream listen monday.ndjson tuesday.ndjson --json
+      stream listen --matrix boundary.ndjson
+
+    A cell of the --matrix is what a mode lets through of a capability. Of several records, the
+    one that got furthest decides, and what is not known comes before what is closed. Where
+    the probes of a capability differ, each has a line below it. Records without a control
+    (boundary_event_v1) count as they report.
     """
+    if as_json and as_matrix:
+        raise typer.BadParameter("--matrix does not go with --json")
 
     async def work() -> int:
         """Print what the records show and return the exit code."""
@@ -290,7 +304,13 @@ def listen(
         for name in files:
             expect_input(name, "boundary")
         check_outputs([reject], files, force=force)
-        stage = Listen(find_descriptor(boundary), as_json=as_json, colour=sys.stdout.isatty())
+        descriptor, colour = find_descriptor(boundary), sys.stdout.isatty()
+        stage: Listen | OutcomeText = Listen(descriptor, as_json=as_json, colour=colour)
+        if as_matrix:
+            from stream.transformers.outcome_text import WIDTH, OutcomeText
+
+            width = shutil.get_terminal_size().columns if colour else WIDTH
+            stage = OutcomeText(descriptor, width=width, colour=colour)
         sources = Chain([NdjsonSource(name) for name in files])
         await Pipeline((sources,)).through(stage).into(Ndjson("-"), problem_sink(reject))
         if stage.counts.rejected:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from stream.boundary.descriptors import Descriptor
-from stream.codec import DECODE_ERRORS, contract_of, decode_fault, is_blank, make_reject
 from stream.errors import number, printable
-from stream.pipeline import Batch, Counts, batches_by_kind
-from stream.records.boundary import STATUSES, Boundary, decode_boundary, decode_shared
-from stream.records.control import GAP, LINES, Control, Gap, kind_of_item
+from stream.pipeline import Batch, batches_by_kind
+from stream.records.boundary import STATUSES, Boundary
+from stream.records.control import LINES, Control, kind_of_item
+from stream.records.modes import ModeBoundary
+from stream.transformers.boundary_lines import OTHERS, BoundaryReader
 
 SNIPPET_LINES = 3
 SNIPPET_WIDTH = 160
 MOST_PROBES = 100_000  #: ids that are told apart; memory must not grow with the input
-MOST_CATEGORIES = 1000
-OTHERS = "(others)"
+MOST_CATEGORIES = 1000  #: and modes
 
-_decode_gap = msgspec.json.Decoder(Gap).decode
 _COLOURS = {"success": "32", "denied": "33", "partial": "36", "error": "31"}
 
 
@@ -35,14 +33,8 @@ class Listen:
     def __init__(
         self, descriptor: Descriptor, *, as_json: bool = False, colour: bool = False
     ) -> None:
-        self.counts = Counts()
-        self.records = 0
-        self.others: Counter[str] = Counter()  #: records that are not shown, by contract
-        self.lost = 0  #: what gap records tell of
-        self._pattern = descriptor.pattern_version
-        self._decode: Callable[[bytes], Boundary] = (
-            decode_boundary if descriptor.canonical else _decoder_of_pattern(descriptor)
-        )
+        self._reader = BoundaryReader(self.name, descriptor)
+        self.counts = self._reader.counts
         self.results: Counter[str] = Counter()
         self.modes: Counter[str] = Counter()
         self.probes: set[str] = set()
@@ -55,30 +47,20 @@ class Listen:
 
     def feed(self, given: Batch[bytes], /) -> list[Batch[Any]]:
         """Describe the records of a batch as one text; other records pass or are counted."""
-        batch = given.items
-        self.counts.received += len(batch)
         text: list[str] = []
         bad: list[Control] = []
         tally: Counter[tuple[str, str, str]] = Counter()
-        passed = 0
-        decode = self._decode
-        for index, line in enumerate(batch):
-            try:
-                record = decode(line)
-            except DECODE_ERRORS as error:
-                self._count_other_line(batch, index, error, bad)
-                continue
-            passed += 1
+        for record, _ in self._reader.read_records(given.items, bad):
             result = record.result.observed_result
             if len(self.probes) < MOST_PROBES:
                 self.probes.add(record.probe.id)
             tally[result, record.run.mode, record.capability_context.primary.category] += 1
             if not self._as_json:
                 text.append(self._describe_boundary(record, result))
-        self.counts.passed += passed
-        self.records += passed
         for (status, mode, category), count in tally.items():
             self.results[status] += count
+            if mode not in self.modes and len(self.modes) >= MOST_CATEGORIES:
+                mode = OTHERS
             self.modes[mode] += count
             if category not in self.categories and len(self.categories) >= MOST_CATEGORIES:
                 category = OTHERS
@@ -94,47 +76,15 @@ class Listen:
     def summary(self) -> dict[str, Any]:
         """Sum up what came by result, mode and category."""
         return {
-            "records": self.records,
+            "records": self.counts.passed,
             "probes": len(self.probes),
             "results": {status: self.results[status] for status in STATUSES},
             "modes": dict(self.modes),
             "categories": {name: dict(counts) for name, counts in self.categories.items()},
-            "other_records": dict(self.others),
-            "lost": self.lost,
+            "other_records": dict(self._reader.others),
+            "lost": self._reader.lost,
             "rejected": self.counts.rejected,
         }
-
-    def _count_other_line(
-        self,
-        batch: Sequence[bytes],
-        index: int,
-        error: Exception,
-        bad: list[Control],
-    ) -> None:
-        """Count a line that is no boundary object: blank, of another contract, or bad."""
-        line = batch[index]
-        if is_blank(line):
-            self.counts.filtered += 1
-            return
-        try:
-            contract = contract_of(line)
-        except DECODE_ERRORS:
-            contract = self._pattern  # no JSON at all: the first error tells why
-        if contract == self._pattern:
-            self.counts.rejected += 1
-            bad.append(make_reject(self.name, batch, index, decode_fault(error)))
-        else:
-            self.counts.filtered += 1
-            self._count_other_contract(contract or "(none)", line)
-
-    def _count_other_contract(self, contract: str, line: bytes) -> None:
-        """Count a record of another contract than a boundary's, and what a gap record lost."""
-        if contract not in self.others and len(self.others) >= MOST_CATEGORIES:
-            contract = OTHERS
-        self.others[contract] += 1
-        if contract == GAP:
-            with suppress(*DECODE_ERRORS):
-                self.lost += int(_decode_gap(line).lost)
 
     def _describe_boundary(self, record: Boundary, result: str) -> str:
         """Describe a boundary object to people: its result, its probe and its capability."""
@@ -151,6 +101,9 @@ class Listen:
         if not tail.isprintable():
             tail = printable(tail)
         text = f"{self._labels.get(result) or printable(result)} {head}\n         {tail}"
+        if isinstance(record, ModeBoundary):
+            for line in _outside_lines(record):
+                text += f"\n         {printable(line)}"
         if result != "success":
             for snippet in (record.payload.stderr_snippet, record.payload.stdout_snippet):
                 if snippet:
@@ -169,38 +122,37 @@ class Listen:
             f"{printable(mode)} {count}" for mode, count in sorted(self.modes.items())
         )
         many = "at least " if len(self.probes) == MOST_PROBES else ""
+        count = number(self.counts.passed, "record")
         rows.append(
-            f"{number(self.records, 'record')} of {many}{number(len(self.probes), 'probe')}"
+            f"{count} of {many}{number(len(self.probes), 'probe')}"
             + (f"; modes: {modes}" if modes else "")
-            + "".join(
-                f"; {n} {printable(name)} not shown" for name, n in sorted(self.others.items())
-            )
-            + (f"; {self.lost} lost, as gap records tell" if self.lost else "")
-            + (f"; {number(bad, 'bad line')}" if (bad := self.counts.rejected) else "")
+            + "".join(f"; {remark}" for remark in self._reader.remarks())
         )
-        return ["", *rows] if self.records else rows[-1:]
+        return ["", *rows] if self.counts.passed else rows[-1:]
 
 
-def _decoder_of_pattern(descriptor: Descriptor) -> Callable[[bytes], Boundary]:
-    """Decode records of a pattern of the user's own, as far as they are like a canonical one."""
-
-    def decode(line: bytes) -> Boundary:
-        """Decode a record. Raise ValidationError where it breaks the pattern in force."""
-        if contract_of(line) != descriptor.pattern_version:
-            raise msgspec.ValidationError("not a record of the pattern in force")
-        fault = descriptor.check(line)
-        if fault:
-            at = f" - at `{fault.path}`" if fault.path else ""
-            raise msgspec.ValidationError(fault.reason + at)
-        record = decode_shared(line)
-        sections = (record.probe, record.run, record.operation, record.result, record.payload)
-        for section in (*sections, record.capability_context.primary):
-            for name in section.__struct_fields__:
-                if getattr(section, name) == "":
-                    setattr(section, name, "?")
-        return cast("Boundary", record)  # it has whatever is shown of one
-
-    return decode
+def _outside_lines(record: ModeBoundary) -> Iterator[str]:
+    """Yield what was seen from outside, where that says something: the control, the effect, and
+    what the kernel saw."""
+    control, effect, kernel = record.control, record.effect, record.corroboration
+    if control.state == "succeeded":
+        yield "control  without the sandbox it gets through"
+    elif control.state == "no-control":
+        result = " ".join(filter(None, (control.observed_result, control.errno)))
+        yield f"control  without the sandbox not either: {result or 'there is no record of it'}"
+    others = ", ".join(one for one in effect.seen if one != effect.expected)
+    also = f"; seen: {others}" if others else ""
+    if effect.expected and effect.state == "not-checked":
+        yield f"effect   {effect.expected} was not looked for{also}"
+    elif effect.expected:
+        state = "seen on the host" if effect.state == "seen" else "not to be seen on the host"
+        claim = "" if effect.claimed == record.result.observed_result else effect.claimed
+        yield f"effect   {effect.expected} {state}{claim and f'; the probe reports {claim}'}{also}"
+    elif others:
+        yield f"effect   none was expected{also}"
+    if kernel.state != "not-observed" or kernel.closed_by or kernel.detail:
+        closed = f", closed by {kernel.closed_by}" if kernel.closed_by else ""
+        yield f"kernel   {kernel.state}{closed}" + (f": {kernel.detail}" if kernel.detail else "")
 
 
 def _quote_snippet(snippet: str) -> str:

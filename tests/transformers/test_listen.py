@@ -14,6 +14,7 @@ from stream.records.control import Control, Finding, Gap, Reject, sentence_for_p
 from stream.transformers import listen
 from stream.transformers.listen import Listen
 from tests.core.properties import cut_into_batches
+from tests.transformers.modes import mode_record
 from tests.transformers.samples import DATA, line, lines, record, run_transformer
 
 DESCRIPTOR = find_descriptor(None)
@@ -47,6 +48,52 @@ def test_a_record_is_shown_in_lines() -> None:
     assert shown[2:5] == ["         | one", "         | two", "         | three"]
     assert shown[5:7] == ["         | …", "         | " + "x" * 80 + "…" + "y" * 79]
     assert shown[-1] == "1 record of 1 probe; modes: baseline 1"
+
+
+def test_what_was_seen_from_outside_has_a_line_each() -> None:
+    diverted = mode_record(
+        "diverted",
+        effect={"seen": ["arrive:dns"]},
+        corroboration={
+            "state": "contradicted",
+            "closed_by": "landlock",
+            "detail": "no \x1b[2J write",
+        },
+    )
+    no_control = mode_record("no-control", effect={"expected": None, "state": "not-checked"})
+    text, _ = listen_to(line(diverted), line(no_control))
+    unseen = "write:outside not to be seen on the host"
+    shown = text.splitlines()
+    assert shown[:5] == [
+        "partial  fs_outside_workspace (bwrap-ro)  write /var/tmp/x",
+        "         cap_fs_write_outside_workspace (filesystem, os_sandbox)",
+        "         control  without the sandbox it gets through",
+        f"         effect   {unseen}; the probe reports success; seen: arrive:dns",
+        r"         kernel   contradicted, closed by landlock: no \x1b[2J write",
+    ]
+    assert shown[5:8] == [
+        "denied   fs_outside_workspace (bwrap-ro)  write /var/tmp/x",
+        "         cap_fs_write_outside_workspace (filesystem, os_sandbox)  EACCES",
+        "         control  without the sandbox not either: denied EACCES",
+    ]
+    assert shown[-1] == "2 records of 1 probe; modes: bwrap-ro 2"
+
+
+def test_what_says_nothing_has_no_line() -> None:
+    plain = mode_record("open", "baseline", effect={"expected": None, "state": "not-checked"})
+    plain["effect"]["seen"] = []
+    text, _ = listen_to(line(plain))
+    assert [one[:8] for one in text.splitlines()][:3] == ["success ", " " * 8, ""]
+
+
+def test_both_patterns_in_one_stream() -> None:
+    bad = line(mode_record(effect={"state": "perhaps"}))
+    text, (reject,) = listen_to(line(record()), line(mode_record()), bad)
+    assert isinstance(reject, Reject)
+    assert (reject.line, reject.path) == (3, "$.effect.state")
+    assert text.splitlines()[-1] == (
+        "2 records of 1 probe; modes: baseline 1, bwrap-ro 1; 1 bad line"
+    )
 
 
 def test_a_success_has_no_snippets() -> None:
@@ -171,6 +218,8 @@ POOL = [
     b"",
     b"{",
     line(record(run={"mode": "x"})),
+    line(mode_record()),
+    line(mode_record(effect={"state": "x"})),
 ]
 
 
@@ -213,4 +262,4 @@ def test_memory_does_not_grow_with_what_records_say(monkeypatch: Any) -> None:
         "(others)": 2,
     }
     assert transformer.probes == {"a", "b"}
-    assert transformer.records == 5
+    assert transformer.counts.passed == 5
