@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import filters, matrix, observe, runs
+from stream.cli import filters, matrix, observe, outcomes, runs
 from stream.cli.archive import archive
 from stream.cli.options import CarefulCommand, make_command
 
@@ -72,7 +72,7 @@ app.command("probe-exec", cls=matrix.HelperCommand, hidden=True)(matrix.probe_ex
 app.command("probe-contract-gate", cls=matrix.HelperCommand, hidden=True)(matrix.gate)
 app.command(cls=matrix.EmitCommand)(matrix.emit)
 app.command("emit-record", cls=matrix.EmitRecordCommand, hidden=True)(matrix.emit_record)
-app.command()(filters.listen)
+app.command()(outcomes.listen)
 app.command()(filters.validate)
 app.command(cls=CarefulCommand)(filters.normalize)
 app.command()(matrix.doctor)

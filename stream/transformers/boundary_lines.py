@@ -32,14 +32,15 @@ class BoundaryReader:
         self.others: Counter[str] = Counter()  #: records that are not shown, by contract
         self.lost = 0  #: what gap records tell of
         self._stage = stage
-        in_force = descriptor.pattern_version
-        self._pattern = in_force
         self._decoders: dict[str, Decode] = {MODE_PATTERN: decode_mode_boundary}
-        if descriptor.canonical or descriptor.measures_modes:
-            self._pattern = PATTERN_VERSION
+        if (
+            descriptor.canonical or descriptor.schema is None
+        ):  # one of the patterns that are bundled
+            self._pattern: str = PATTERN_VERSION
             self._decoders[PATTERN_VERSION] = decode_boundary
         else:
-            self._decoders[in_force] = _decoder_of_pattern(descriptor)
+            self._pattern = descriptor.pattern_version
+            self._decoders[self._pattern] = _decoder_of_pattern(descriptor)
 
     def read_records(
         self, batch: Sequence[bytes], bad: list[Control]
