@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +30,9 @@ from stream.codec import BUNDLE
 from stream.errors import InputError, OutputError, UsageError, os_reason, reporting
 from stream.files.trees import remove_tree
 from stream.process.tree import Tree, start_tree
+
+if TYPE_CHECKING:
+    from stream.boundary.modes import MeasuredModes
 
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 BUNDLED = BUNDLE / "probes"
@@ -339,6 +343,7 @@ class MatrixPlan(Struct, frozen=True):
     repeat: int = 1  #: how often each of them runs
     left_out: tuple[Script, ...] = ()  #: bundled ones that belong to another catalog
     no_probes: tuple[Script, ...] = ()  #: they lie there, but nothing says that they measure
+    measured: MeasuredModes | None = None  #: the probes run in modes, measured from outside
 
     @property
     def scripts(self) -> list[Script]:

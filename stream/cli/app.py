@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import filters, matrix, observe, outcomes, runs
+from stream.cli import filters, matrix, modes, observe, outcomes, runs
 from stream.cli.archive import archive
 from stream.cli.options import CarefulCommand, make_command
 
@@ -26,7 +26,7 @@ app = typer.Typer(
         "  0    ok\n"
         "  1    a check failed: failed probes, findings, rejected lines\n"
         "  2    wrong use or unusable input; no complete output was written\n"
-        "  40   what was required is not available\n"
+        "  40   what was required is not available, or could not be told\n"
         "  130  interrupted (129 by a hang-up, 143 by SIGTERM)\n"
         "  141  the reader of stdout went away\n\n"
         "`observe` exits with the exit code of the command that it records."
@@ -61,6 +61,7 @@ def _root(
 
 
 app.command(cls=matrix.MatrixCommand)(make_command(matrix.MatrixOptions, matrix.matrix))
+modes.register(app)
 observe.register(app)
 app.command(cls=CarefulCommand)(filters.check)
 app.command(cls=CarefulCommand)(archive)

@@ -89,7 +89,19 @@ class MatrixOptions(Options):
         [], metavar="ID…", help="Also run the probes of these primary capabilities."
     )
     mode: list[str] = typer.Option(
-        [], metavar="M…", help="Run modes, each over all probes. Default: the pattern's first."
+        [],
+        metavar="M…",
+        help="Start every probe inside these sandboxes (see `stream modes`), and check from"
+        " outside what got through. Default: none, the probes run as they are.",
+    )
+    require_mode: bool = typer.Option(
+        False, "--require-mode", help="Exit with 40 if a mode cannot be run here."
+    )
+    run_as: str | None = typer.Option(
+        None,
+        "--as",
+        metavar="USER",
+        help="Run the probes of modes as this user. Default: under sudo, who called it.",
     )
     probes: Probes = None
     catalog: Catalog = None
@@ -154,6 +166,7 @@ def matrix(options: MatrixOptions) -> None:
         boundary=options.boundary,
         workspace=options.workspace,
         repeat=options.repeat,
+        run_as=options.run_as,
     )
     if options.list_:
         run_now(lambda: _list_probes(request))
@@ -175,6 +188,8 @@ def _started_plan(
 
     plan = make_plan(request)
     report_skipped(plan)
+    if options.require_mode:
+        check_modes(plan)
     with start_plan(plan, min(options.jobs or default_jobs(), affordable_jobs())) as started:
         outputs = [name for name in (options.output, options.reject) if name is not None]
         check_outputs(outputs, force=options.force)
@@ -259,6 +274,15 @@ def _list_probes(request: MatrixRequest) -> int:
     return 0
 
 
+def check_modes(plan: MatrixPlan) -> None:
+    """Raise RequiredError if a mode that was asked for cannot be run here."""
+    from stream.errors import RequiredError
+
+    if plan.measured is not None and plan.measured.unavailable:
+        names = ", ".join(name for name, _ in plan.measured.unavailable)
+        raise RequiredError(f"--require-mode: cannot be run here: {names}")
+
+
 def report_skipped(plan: MatrixPlan) -> None:
     """Name the scripts that are not run: those that are no probes, and those of other catalogs."""
     from stream.boundary.scripts import utf8
@@ -270,6 +294,9 @@ def report_skipped(plan: MatrixPlan) -> None:
         )
     if len(plan.no_probes) > 20:
         print_note(f"… and {len(plan.no_probes) - 20} more")
+    if plan.measured is not None:
+        for name, reason in plan.measured.unavailable:
+            print_note(f"stream: mode {name} is not run: {reason}")
     if plan.left_out:
         print_note(
             f"stream: {len(plan.left_out)} bundled probes are left out: their capabilities are"
@@ -289,6 +316,7 @@ def _report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
         print_note(f"… and {outcome.failed - 20} more")
     if outcome.without_tmpdir:
         print_note("stream: no folder is writable here: the probes had no private TMPDIR")
+    _report_measured(outcome)
     for stray in outcome.strays:
         print_note(f"stream: a process that escaped from its probe was ended: {stray}")
     cells = number(outcome.cells, "cell")
@@ -305,6 +333,20 @@ def _report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     if outcome.failed:
         print_note(f"{number(outcome.failed, 'probe')} failed")
     return 1 if bad else 0
+
+
+def _report_measured(outcome: MatrixResult) -> None:
+    """Name what was not measured from outside, and the files that sandboxes left."""
+    if outcome.no_internet:
+        print_note(f"stream: the network was not measured: {outcome.no_internet}")
+    modes: dict[str, list[str]] = {}
+    for left in outcome.leftovers:
+        paths = modes.setdefault(left.mode, [])
+        if left.path not in paths:
+            paths.append(left.path)
+    for mode, paths in modes.items():
+        more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+        print_note(f"stream: left behind in mode {mode}, and removed: {', '.join(paths[:5])}{more}")
 
 
 #: options of `emit -`, and how many words each takes, itself included

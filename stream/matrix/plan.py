@@ -10,10 +10,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from stream.boundary.descriptors import Catalogs, Descriptor, find_catalogs, find_descriptor
+from stream.boundary.descriptors import (
+    Catalogs,
+    Descriptor,
+    find_catalogs,
+    find_descriptor,
+    mode_descriptor,
+)
 from stream.boundary.scripts import (
     BUNDLED,
     NEEDS,
@@ -32,6 +39,9 @@ from stream.errors import InputError, SpawnError, UsageError, os_reason
 from stream.process.tree import Reaper, Tree
 from stream.records.boundary import SANDBOX_MODES
 
+if TYPE_CHECKING:
+    from stream.boundary.modes import MeasuredModes
+
 HEAD_START = 16  #: how many probes may run before the loop is loaded: enough to keep the cores busy
 
 
@@ -46,7 +56,7 @@ class MatrixRequest(Struct, frozen=True):
     boundary: str | None = None
     workspace: Path | None = None
     repeat: int = 1
-    with_needs: bool = False  #: also probes that need targets, which else run only if named
+    run_as: str | None = None  #: the user that probes in modes run as
 
 
 def make_plan(request: MatrixRequest) -> MatrixPlan:
@@ -60,11 +70,12 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
         raise InputError(f"{workspace}: the workspace is not a folder")
     sandbox_mode = declared_sandbox_mode()
     modes = tuple(dict.fromkeys(request.modes)) or descriptor.modes[:1]
-    for mode in modes:
-        if mode not in descriptor.modes:
-            raise UsageError(f"unknown mode: {mode} (expected {'|'.join(descriptor.modes)})")
+    measured = _find_measured(request, modes, descriptor)
+    if measured is not None:
+        modes = tuple(mode.name for mode in measured.modes)
+        descriptor = descriptor if descriptor.measures_modes else mode_descriptor()
     found = find_scripts(folder)
-    picked, left_out = _select_probes(request, found, folder, catalogs)
+    picked, left_out = _select_probes(request, found, folder, catalogs, measured is not None)
     is_whole = not request.probes and not request.capabilities
     no_probes = [script for script in found if is_whole and not script.is_probe]
     env = _probe_environment(workspace, sandbox_mode, descriptor)
@@ -78,11 +89,38 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
         request.repeat,
         tuple(left_out),
         tuple(no_probes),
+        measured,
     )
 
 
+def _find_measured(
+    request: MatrixRequest, modes: Sequence[str], descriptor: Descriptor
+) -> MeasuredModes | None:
+    """Find the modes in which probes are measured from outside; None where the request names only
+    run modes of the descriptor, as `baseline`. Raise StreamError."""
+    if request.run_as is None and all(mode in descriptor.modes for mode in modes):
+        return None
+    from stream.boundary.modes import measured_modes
+    from stream.process.users import find_user
+
+    if not descriptor.measures_modes and not descriptor.canonical:
+        version = descriptor.pattern_version
+        known = "|".join(descriptor.modes)
+        raise UsageError(
+            f"{descriptor.path}: its pattern {version} knows the modes {known}; other modes take"
+            " boundary_event_v2"
+        )
+    if request.workspace is not None:
+        raise UsageError("--workspace: probes in modes run in a workspace that is made for them")
+    return measured_modes(modes, find_user(request.run_as))
+
+
 def _select_probes(
-    request: MatrixRequest, found: list[Script], folder: Path, catalogs: Catalogs
+    request: MatrixRequest,
+    found: list[Script],
+    folder: Path,
+    catalogs: Catalogs,
+    has_targets: bool,
 ) -> tuple[list[Script], list[Script]]:
     """Return (the probes to run, the bundled ones of other catalogs). A script that is no probe
     runs only if it is named, and so does one whose needs nobody provides."""
@@ -92,7 +130,7 @@ def _select_probes(
             raise UsageError(f"unknown capability: {capability} (see `stream matrix --list`)")
     picked = choose_scripts(found, folder, request.probes)
     that = ""
-    if not request.with_needs and any(script.needs in NEEDS for script in found):
+    if not has_targets and any(script.needs in NEEDS for script in found):
         found = [script for script in found if script.needs not in NEEDS]
         that = " that needs no targets"
     if request.capabilities:
@@ -202,6 +240,8 @@ class StartedPlan(Struct):
 
     def head_start(self, stop: Stop) -> None:
         """Start the first cell of each slot before there is a loop to follow it."""
+        if self.plan.measured is not None:  # their targets are not there yet
+            return
         for slot, cell in enumerate(islice(self.plan.planned_cells(), min(self.jobs, HEAD_START))):
             if stop.is_asked:
                 break

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
@@ -22,6 +24,9 @@ from stream.records.emission import FILE_MOST, Word
 from stream.sources.probes import ProbeSource
 from stream.transformers.emit import Emit, EncodeRaw, ProbeFailure
 
+if TYPE_CHECKING:
+    from stream.targets.measuring import Leftover
+
 
 class MatrixResult(Struct):
     """The result of a matrix."""
@@ -33,6 +38,8 @@ class MatrixResult(Struct):
     failures: list[ProbeFailure]  #: the first of them
     strays: list[str] = field(default_factory=list)
     without_tmpdir: bool = False  #: no folder was writable
+    leftovers: list[Leftover] = field(default_factory=list)  #: files that cells in modes left
+    no_internet: str | None = None  #: why cells in modes had no stand-in Internet
 
 
 class Matrix:
@@ -62,15 +69,24 @@ class Matrix:
 
     async def run(self, *sinks: Sink, raw: bool = False) -> MatrixResult:
         """Run every cell of the plan; each gives exactly one record in each sink."""
-        try:
-            transformer = EncodeRaw() if raw else self.emit
-            report = await Pipeline((self.source,)).through(transformer).into(*sinks)
-        finally:
-            strays = Reaper.get().end_strays()
+        async with AsyncExitStack() as stack:
+            measured = self._plan.plan.measured
+            if measured is not None:
+                from stream.targets.measuring import open_targets
+
+                self.source.targets = await stack.enter_async_context(
+                    open_targets(measured, self._plan.staging, self._plan.jobs)
+                )
+            try:
+                transformer = EncodeRaw() if raw else self.emit
+                report = await Pipeline((self.source,)).through(transformer).into(*sinks)
+            finally:
+                strays = Reaper.get().end_strays()
         return self.matrix_result(sum(counts.passed for _, counts in report.transformers), strays)
 
     def matrix_result(self, recorded: int, strays: list[str]) -> MatrixResult:
         """Return the result, once the pipeline has ended."""
+        targets = self.source.targets
         return MatrixResult(
             cells=self._plan.plan.cell_count,
             recorded=recorded,
@@ -79,6 +95,8 @@ class Matrix:
             failures=self.emit.failures,
             strays=strays,
             without_tmpdir=self._plan.staging.root is None,
+            leftovers=[] if targets is None else targets.leftovers,
+            no_internet=None if targets is None else targets.no_internet,
         )
 
 

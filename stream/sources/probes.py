@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
+from typing import TYPE_CHECKING
 
-from anyio import CancelScope, Condition, create_task_group, to_thread
+from anyio import CancelScope, Condition, Event, create_task_group, to_thread
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stream.boundary.scripts import Cell, MatrixPlan, Staging, Stop, launch_cell, remove_empty, utf8
 from stream.errors import OutputError, SpawnError, os_reason
@@ -19,7 +21,11 @@ from stream.process.tree import Tree
 from stream.records.control import EMISSIONS
 from stream.records.emission import RawEmission
 
+if TYPE_CHECKING:
+    from stream.targets.measuring import Targets
+
 STDOUT_LIMIT = 4 << 20  #: bytes; a frame is far smaller
+STDERR_LIMIT = 4096
 AHEAD = 256  #: cells that may be done before the oldest one that is not
 HELD = 32 << 20  #: bytes of what they wrote, above which only the oldest one goes on
 
@@ -38,11 +44,15 @@ class ProbeSource(Struct):
     started: dict[int, Tree] = field(default_factory=dict)  #: by slot: its first cell runs
     stop: Stop = field(default_factory=Stop)
     on_done: Callable[[int, Cell | None], None] = lambda done, cell: None
+    targets: Targets | None = None  #: of probes in modes
     _measuring: set[CancelScope] = field(default_factory=set)
+    _controls_left: int = 0  #: cells of the baseline that have not ended
+    _controls_done: Event = field(default_factory=Event)
 
     async def run(self, out: Out, /) -> None:
         """Run every cell and send its emission."""
         queue = self.plan.planned_cells()
+        self._controls_left = self._control_count
         line = _DeliveryQueue(out, self.as_completed, self.on_done)
         self.stop.on_ask = self._interrupt
         async with create_task_group() as workers:
@@ -65,12 +75,37 @@ class ProbeSource(Struct):
                 self._measuring.add(scope)
                 try:
                     await line.wait_for_turn(cell)
-                    got = await self._measure_cell(cell, slot)
+                    if cell.index >= self._control_count:
+                        await self._controls_done.wait()
+                    emission = await self._run_cell(cell, slot)
                 finally:
                     self._measuring.remove(scope)
             if scope.cancelled_caught:
                 return
-            await line.deliver_emission(cell, self._make_emission(cell, got))
+            await line.deliver_emission(cell, emission)
+            self._controls_left -= 1
+            if self._controls_left == 0:
+                self._controls_done.set()
+
+    @property
+    def _control_count(self) -> int:
+        """The number of cells of the baseline, which come first: the others are read beside
+        them."""
+        modes = 1 if self.targets is None else len(self.targets.modes)
+        return self.plan.cell_count // modes
+
+    async def _run_cell(self, cell: Cell, slot: int) -> RawEmission:
+        """Run the probe of a cell, and make its emission."""
+        if self.targets is None:
+            return self._make_emission(cell, await self._measure_cell(cell, slot))
+        measured = await self.targets.measure(cell, slot, self.timeout)
+        return replace(
+            self._make_emission(cell, measured.captured),
+            workspace_root=measured.workspace,
+            sandbox_mode=measured.sandbox_mode,
+            harness=measured.harness,
+            outside=measured.outside,
+        )
 
     async def _measure_cell(self, cell: Cell, slot: int) -> Captured:
         """Run the probe of a cell in an empty TMPDIR, and capture its output and its end."""
@@ -89,7 +124,7 @@ class ProbeSource(Struct):
         except OSError as error:  # a full disk, or an earlier probe that removed the folder
             return not_started(f"no TMPDIR for it: {os_reason(error)}")
         return await follow_program(
-            tree, timeout=self.timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=4096
+            tree, timeout=self.timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
         )
 
     def _make_emission(self, cell: Cell, got: Captured) -> RawEmission:

@@ -149,8 +149,8 @@ class Emit(Transformer):
 
     def _remember_control(self, probe: str, control: CellControl) -> None:
         """Keep the control of a probe. Of several runs, one that failed counts."""
-        known = self._controls.get(probe, control)
-        if known.state == "succeeded":
+        known = self._controls.get(probe)
+        if known is None or known.state == "succeeded":
             self._controls[probe] = control
 
 

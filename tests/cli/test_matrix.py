@@ -68,7 +68,7 @@ def test_modes_are_the_outer_order(place: Place, four_probes: Path) -> None:
         (["--mode", ""], "an empty word after --mode"),
         (["--cap", "cap_nope"], "unknown capability: cap_nope"),
         (["--cap", "cap_fs_write_sysfs"], "no probe has the primary capability"),
-        (["--mode", "other"], "unknown mode: other (expected baseline)"),
+        (["--mode", "other"], "unknown mode: other (see `stream modes`)"),
         (["--workspace", "absent"], "absent: the workspace is not a folder"),
         (["--catalog", "absent.json"], "absent.json: no such file or directory"),
         (["--boundary", "absent.json"], "absent.json: no such file or directory"),

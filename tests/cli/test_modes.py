@@ -1,0 +1,226 @@
+"""Probes in modes: real sandboxes, measured from outside, and modes that misbehave."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Done, Place
+
+EFFECTS = ("fs_outside_workspace", "fs_workspace_write_create", "fs_sentinel_delete")
+HOME = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+Cells = dict[tuple[str, str], Any]
+
+
+def write_mode(place: Place, name: str, command: list[str], **more: Any) -> Path:
+    lines = [f"title = {json.dumps(name)}", f"command = {json.dumps(command)}"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in more.items()]
+    path = place.root / f"{name}.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def is_running(path: Path) -> bool:
+    return Path("/proc", path.name.split("-")[1]).exists()
+
+
+def cells_of(done: Done) -> Cells:
+    return {(one["run"]["mode"], one["probe"]["id"]): one for one in done.records}
+
+
+def measure(place: Place, *words: str | Path, code: int = 0) -> Cells:
+    done = place.stream("matrix", *words)
+    assert done.code == code, done.err
+    valid = place.stream("validate", "-", data=done.out)
+    assert valid.code == 0, valid.err
+    return cells_of(done)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Any:
+    """Neither a folder of a run nor a mount in one stays."""
+    yield
+    folders = HOME.glob(".stream-*")
+    ended = [path for path in folders if not is_running(path)]
+    assert not ended
+
+
+def test_a_mode_is_measured_beside_its_control(place: Place) -> None:
+    cells = measure(place, "--mode", "bwrap-ro", "bwrap-workspace", "--probe", *EFFECTS)
+    assert [mode for mode, _ in cells] == [
+        mode for mode in ("baseline", "bwrap-ro", "bwrap-workspace") for _ in EFFECTS
+    ]
+    for (mode, probe), record in cells.items():
+        assert record["schema_version"] == "boundary_event_v2"
+        expected = "is-control" if mode == "baseline" else "succeeded"
+        assert record["control"]["state"] == expected, (mode, probe)
+    deleted = {mode: cells[mode, "fs_sentinel_delete"] for mode, _ in cells}
+    assert [deleted[mode]["effect"]["state"] for mode in deleted] == ["seen", "not-seen", "seen"]
+    assert deleted["bwrap-ro"]["result"]["errno"] == "EROFS"
+    assert deleted["bwrap-ro"]["sandbox"]["name"] == "bubblewrap"
+    assert deleted["bwrap-ro"]["sandbox"]["version"].startswith("bubblewrap ")
+    assert deleted["bwrap-ro"]["stack"]["sandbox_mode"] == "read-only"
+    digests = {deleted[mode]["sandbox"]["settings_sha256"] for mode in deleted}
+    assert len(digests) == 3
+
+
+def test_baseline_alone_keeps_the_first_pattern(place: Place) -> None:
+    done = place.stream("matrix", "--mode", "baseline", "--probe", "fs_workspace_write_create")
+    assert done.code == 0, done.err
+    assert [one["schema_version"] for one in done.records] == ["boundary_event_v1"]
+
+
+def test_a_write_that_is_thrown_away_did_not_happen(place: Place) -> None:
+    """gVisor lets it succeed on an overlay."""
+    cells = measure(place, "--mode", "gvisor", "--probe", "fs_sentinel_delete")
+    record = cells["gvisor", "fs_sentinel_delete"]
+    assert record["result"]["observed_result"] == "partial"
+    assert record["effect"] == {
+        "claimed": "success",
+        "expected": "delete:workspace",
+        "seen": [],
+        "state": "not-seen",
+    }
+
+
+def test_a_raw_matrix_becomes_the_same_records(place: Place) -> None:
+    words = ("--mode", "bwrap-ro", "--probe", "fs_sentinel_delete")
+    raw = place.stream("matrix", "--raw", *words)
+    assert raw.code == 0, raw.err
+    made = place.stream("emit", "-", data=raw.out)
+    assert made.code == 0, made.err
+    states = [(one["run"]["mode"], one["effect"]["state"]) for one in made.records]
+    assert states == [("baseline", "seen"), ("bwrap-ro", "not-seen")]
+    assert made.records[1]["control"]["state"] == "succeeded"
+
+
+def test_probes_run_as_another_user(place: Place, needs_root: None) -> None:
+    words = ("--as", "nobody", "--mode", "bwrap-workspace", "--probe", "fs_sentinel_delete")
+    cells = measure(place, *words)
+    assert {one["run"]["user"] for one in cells.values()} == {"nobody"}
+    assert cells["bwrap-workspace", "fs_sentinel_delete"]["effect"]["state"] == "seen"
+
+
+def test_under_sudo_probes_run_as_who_called_it(place: Place, needs_root: None) -> None:
+    nobody = pwd.getpwnam("nobody").pw_uid
+    words = ("matrix", "--mode", "bwrap-workspace", "--probe", "fs_sentinel_delete")
+    done = place.stream(*words, env={"SUDO_UID": str(nobody)})
+    assert done.code == 0, done.err
+    assert {one["run"]["user"] for one in done.records} == {"nobody"}
+
+
+def test_a_probe_that_fails_without_the_sandbox_proves_nothing(
+    place: Place, needs_root: None
+) -> None:
+    """An ordinary user cannot write to /usr with or without it."""
+    cells = measure(place, "--as", "nobody", "--mode", "bwrap-ro", "--probe", "fs_usr_write_guard")
+    control = cells["bwrap-ro", "fs_usr_write_guard"]["control"]
+    assert control == {"errno": "EACCES", "observed_result": "denied", "state": "no-control"}
+
+
+def test_a_wrapper_that_only_execs_lets_everything_through(place: Place) -> None:
+    mode = write_mode(place, "inert", ["env", "{probe}"], sandbox="inert")
+    cells = measure(place, "--mode", mode, "--probe", *EFFECTS)
+    for probe in EFFECTS:
+        here, there = cells["inert", probe], cells["baseline", probe]
+        assert here["result"]["observed_result"] == there["result"]["observed_result"] == "success"
+
+
+MISBEHAVING = {
+    "banner": (["sh", "-c", 'echo a banner; exec "$@"', "-", "{probe}"], "noise"),
+    "silent": (["sh", "-c", '"$@" >/dev/null', "-", "{probe}"], "no-record"),
+    "killer": (["sh", "-c", "kill -9 $$", "-", "{probe}"], "killed"),
+    "refuses": (["sh", "-c", "exit 3", "-", "{probe}"], "exit-status"),
+    "absent": (["/nonexistent/sandbox", "{probe}"], ""),
+    "leaves": (["sh", "-c", '"$@"; setsid sleep 60 >/dev/null 2>&1 &', "-", "{probe}"], ""),
+}
+
+
+@pytest.mark.parametrize("name", MISBEHAVING)
+def test_a_sandbox_that_misbehaves_gives_an_error_record(place: Place, name: str) -> None:
+    command, reason = MISBEHAVING[name]
+    mode = write_mode(place, name, command)
+    cells = measure(place, "--mode", mode, "--probe", "fs_sentinel_delete", code=1)
+    record = cells[name, "fs_sentinel_delete"]
+    assert record["effect"]["claimed"] == "error"
+    if reason:
+        assert record["payload"]["raw"]["harness"]["reason"] == reason
+    assert cells["baseline", "fs_sentinel_delete"]["result"]["observed_result"] == "success"
+
+
+def test_what_a_sandbox_leaves_is_named_and_removed(place: Place) -> None:
+    command = ["sh", "-c", 'echo x >.mess; echo y >"$HOME/.mess2"; exec "$@"', "-", "{probe}"]
+    mode = write_mode(place, "messy", command)
+    done = place.stream("matrix", "--mode", mode, "--probe", *EFFECTS[:2], "--jobs", "1")
+    assert done.code == 0, done.err
+    assert "left behind in mode messy, and removed: home/.mess2, workspace/.mess" in done.err
+
+
+def test_a_missing_tool_is_said_once_and_its_cells_are_not_run(place: Place) -> None:
+    mode = write_mode(
+        place, "gone", ["gone-sandbox", "{probe}"], needs=["gone-sandbox"], install="apt install it"
+    )
+    words = ("matrix", "--mode", mode, "--probe", *EFFECTS)
+    done = place.stream(*words)
+    assert done.code == 0, done.err
+    assert done.err.count("gone-sandbox missing; install: apt install it") == 1
+    assert {one["run"]["mode"] for one in done.records} == {"baseline"}
+    required = place.stream(*words, "--require-mode")
+    assert (required.code, required.out) == (40, b"")
+
+
+BAD_FILES = {
+    'title = "t"\ncommand = ["a", "{prob}"]\n': ":2: $.command: expected the word {probe} once",
+    'title = "t"\ncommand = ["{probe}"]\ncolour = 3\n': ":3: Object contains unknown field",
+    'title = "t"\ncommand = ["{probe}",\n': ":3: invalid value",
+    'title = "t"\ncommand = ["{nest}", "{probe}"]\n': ":2: $.command: unknown place {nest}",
+    'title = "t"\ncommand = ["{probe}"]\nneeds = ["x"]\n': ":3: $.install: missing",
+    'title = "t"\n\ncommand = "x"\n': ":3: Expected `array`, got `str`",
+    'title = "t"\ncommand = ["{probe}"]\n[files]\n"/etc/x" = ""\n': ":3: $.files: /etc/x",
+    "\xff": ":1: ",
+}
+
+
+@pytest.mark.parametrize("text", BAD_FILES)
+def test_an_error_in_a_mode_file_is_named_with_its_line(place: Place, text: str) -> None:
+    path = place.root / "bad.toml"
+    path.write_bytes(text.encode("latin-1"))
+    done = place.stream("matrix", "--mode", path)
+    assert (done.code, done.out) == (2, b"")
+    assert f"bad.toml{BAD_FILES[text]}" in done.err, done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mode", "bwrp-ro"), "did you mean bwrap-ro?"),
+        (("--as", "no-such-user", "--mode", "bwrap-ro"), "there is no such user"),
+        (("--mode", "bwrap-ro", "--workspace", "."), "a workspace that is made for them"),
+        (("--mode", "./none.toml"), "none.toml"),
+    ],
+)
+def test_wrong_use_is_refused(place: Place, words: tuple[str, ...], said: str) -> None:
+    done = place.stream("matrix", *words)
+    assert (done.code, done.out) == (2, b"")
+    assert said in done.err, done.err
+
+
+def test_modes_are_listed_with_what_is_missing(place: Place) -> None:
+    tools = place.root / "bin"
+    tools.mkdir()
+    for name in ("env", "bash"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    done = place.stream("modes", "--json", env={"PATH": str(tools)})
+    assert done.code == 0, done.err
+    found = {one["mode"]: one for one in done.records}
+    assert found["baseline"]["state"] == "ok"
+    assert found["bwrap-ro"]["reason"] == "bwrap missing; install: apt install bubblewrap"
+    assert found["sandbox-exec"]["untested"]
+    text = place.stream("modes").out.decode()
+    assert all(name in text for name in found)
