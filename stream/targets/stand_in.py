@@ -9,6 +9,7 @@ had arrived is handled. It ends with its stdin.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import socket
@@ -29,7 +30,7 @@ NAMES = {  # a name stands for all names below it; the longest that fits counts
     "example.test": "203.0.113.80",
 }
 SYSTEM_FILES = {
-    "resolv.conf": "nameserver 192.0.2.53\noptions timeout:1 attempts:1\n",
+    "resolv.conf": "nameserver 192.0.2.53\nsearch .\noptions timeout:1 attempts:1\n",
     "hosts": f"127.0.0.1 localhost {socket.gethostname()}\n::1 localhost {socket.gethostname()}\n",
 }
 NAME_SERVICES = ("/run/systemd/resolve", "/run/nscd", "/var/run/nscd")  # these ask the host
@@ -46,40 +47,47 @@ SET_FLAGS, SET_ADDRESS, SET_MASK = 0x8914, 0x8916, 0x891C
 UP = 0x1
 _NONCE = re.compile(rb"(?<![0-9a-f])([0-9a-f]{12})(?![0-9a-f])")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
+_FORBIDDEN = "forbidden here: this takes root, or user namespaces of ordinary users"
+_REASONS = {
+    errno.EPERM: _FORBIDDEN,
+    errno.EACCES: _FORBIDDEN,  # AppArmor allows to make one, but nothing in it
+    errno.ENOSPC: "forbidden here: one of user.max_*_namespaces is too small",
+}
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def make_namespaces() -> None:
-    """Move into a network and a mount namespace, and a user namespace where it takes one. Raise
+    """Move into a network and a mount namespace, and a user namespace where that takes one. Raise
     OSError."""
-    outside = os.stat("/proc/self/ns/net")
+    outside = [os.stat(f"/proc/self/ns/{kind}") for kind in ("net", "mnt")]
+    user, group = os.geteuid(), os.getegid()
     if _LIBC.unshare(NEWNS | NEWNET):
-        user, group = os.geteuid(), os.getegid()
-        _check(_LIBC.unshare(NEWUSER | NEWNS | NEWNET), "a user namespace")
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{user} {user} 1"),
-            ("gid_map", f"{group} {group} 1"),
-        ):
+        _check(_LIBC.unshare(NEWUSER | NEWNS | NEWNET), "namespaces")
+        maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+        for name, text in maps.items():
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-    if os.path.samestat(outside, os.stat("/proc/self/ns/net")):
-        raise OSError(0, "it is not new", "a network namespace")
+    inside = [os.stat(f"/proc/self/ns/{kind}") for kind in ("net", "mnt")]
+    if any(map(os.path.samestat, outside, inside)):  # some sandboxes only pretend
+        raise OSError(0, "they are not made, though the system says so", "namespaces")
 
 
 def _check(result: int, what: str) -> None:
     if result:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), what)
+        number = ctypes.get_errno()
+        raise OSError(number, _REASONS.get(number, os.strerror(number)), what)
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int = 0) -> None:
-    words = (os.fsencode(source), os.fsencode(target), os.fsencode(kind) if kind else None)
-    _check(_LIBC.mount(*words, ctypes.c_ulong(flags), b"mode=755" if kind else None), target)
+def _mount(source: str, target: str, kind: str, flags: int = 0) -> None:
+    words = (os.fsencode(word) for word in (source, target, kind))
+    options = b"mode=755" if kind else None
+    _check(_LIBC.mount(*words, ctypes.c_ulong(flags), options), f"mount {target}")
 
 
 def replace_name_services() -> None:
     """Let every look-up of a name inside end at our own DNS server."""
-    _mount("none", "/", None, RECURSIVE | SLAVE)  # what is mounted outside later is seen inside
+    os.umask(0o022)  # whoever runs inside is to read these files
+    _mount("none", "/", "", RECURSIVE | SLAVE)  # what is mounted outside later is seen inside
     hidden = {os.path.realpath(path) for path in NAME_SERVICES if os.path.isdir(path)}
     for path in hidden:
         _mount("stand-in", path, "tmpfs")
@@ -95,8 +103,8 @@ def replace_name_services() -> None:
         if os.path.exists(target):
             with open(f"/tmp/{name}", "w", errors="surrogateescape") as file:
                 file.write(text)
-            _mount(f"/tmp/{name}", target, None, BIND)
-    _check(_LIBC.umount2(b"/tmp", DETACH), "/tmp")
+            _mount(f"/tmp/{name}", target, "", BIND)
+    _check(_LIBC.umount2(b"/tmp", DETACH), "umount /tmp")
 
 
 def make_addresses() -> bool:
@@ -203,21 +211,21 @@ class Connection:
         """Take what is readable, and send what there is room for."""
         peer = self.peer
         try:
-            if self.outcomes and self.peer:
+            if self.outcomes and peer:
                 failed = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                self.peer.unsent += self.outcomes[bool(failed)]
+                peer.unsent += self.outcomes[bool(failed)]
                 self.outcomes = None
                 if failed:
-                    raise OSError(failed, "")
+                    raise OSError(failed, "not connected")
             if mask & EVENT_READ:
                 data = self.sock.recv(ROOM)
                 self.received += data
                 self.has_ended = not data
             self.serve(self)
+            if self.serve is not pass_on and (self.has_ended or len(self.received) > LIMIT):
+                self.finish()
             self.update()
-        except BlockingIOError:
-            return
-        except OSError:
+        except OSError:  # also where it was closed while others had their turn
             self.close()
         if peer:
             peer.update()
@@ -238,9 +246,9 @@ class Connection:
         if self.has_ended and self._is_shut:
             self.close()
             return
-        is_full = max(len(one.unsent) for one in (self, self.peer) if one) > ROOM
-        may_read = not (self.has_ended or is_full or len(self.received) > LIMIT)
-        mask = EVENT_READ * may_read | EVENT_WRITE * bool(self.unsent or self.outcomes)
+        is_full = any(one and len(one.unsent) > ROOM for one in (self, self.peer))
+        mask = 0 if self.has_ended or is_full else EVENT_READ
+        mask |= EVENT_WRITE if self.unsent or self.outcomes else 0
         self.servers.watch(self.sock, mask, self._mask, self.handle)
         self._mask = mask
 
@@ -268,13 +276,9 @@ class Connection:
     def take_head(self) -> bytes:
         """Take the head of an HTTP request; nothing where it is not whole."""
         end = _HEAD_END.search(self.received)
-        if end:
-            head = bytes(self.received[: end.end()])
-            del self.received[: end.end()]
-            return head
-        if self.has_ended or len(self.received) > LIMIT:
-            self.finish(http_answer("400 Bad Request", ""))
-        return b""
+        head = bytes(self.received[: end.end()]) if end else b""
+        del self.received[: len(head)]
+        return head
 
     def connect_onward(self, host: str, port: int, accepted: bytes, refused: bytes) -> None:
         """Connect to an address or a name of ours, and pass on what comes from either side."""
@@ -317,7 +321,7 @@ def pass_on(client: Connection) -> None:
 def serve_line(client: Connection) -> None:
     """Answer a line with the nonce in it."""
     line, newline, _ = client.received.partition(b"\n")
-    if newline or client.has_ended or len(line) > LIMIT:
+    if newline or client.has_ended:
         nonce = find_nonce(line)
         client.report("tcp", nonce)
         client.finish(f"ok {nonce}\n".encode())
@@ -341,8 +345,7 @@ def serve_http(client: Connection) -> None:
     if head := client.take_head():
         nonce = nonce_of_head(head)
         client.report("http", nonce)
-        is_http = b" HTTP/1." in head.partition(b"\n")[0]
-        client.finish(http_answer("200 OK" if is_http else "400 Bad Request", f"ok {nonce}\n"))
+        client.finish(http_answer("200 OK", f"ok {nonce}\n"))
 
 
 def serve_proxy(client: Connection) -> None:
@@ -368,42 +371,36 @@ def serve_proxy(client: Connection) -> None:
 
 
 def serve_socks(client: Connection) -> None:
-    """Take the greeting of SOCKS5, of a client that needs no authentication."""
+    """Take the greeting of a SOCKS5 client, which needs no authentication."""
     got = client.received
-    if len(got) > 1 and got[0] == 5 and len(got) >= 2 + got[1]:
-        if 0 not in got[2 : 2 + got[1]]:
-            client.finish(b"\5\xff")
-            return
+    if len(got) > 1 and len(got) >= 2 + got[1]:
+        is_ours = got[0] == 5 and 0 in got[2 : 2 + got[1]]
         del got[: 2 + got[1]]
-        client.unsent += b"\5\0"
-        client.serve = serve_socks_request
-        serve_socks_request(client)
-    elif client.has_ended or (got and got[0] != 5):
-        client.finish()
+        client.unsent += b"\5\0" if is_ours else b"\5\xff"
+        client.serve = serve_socks_request if is_ours else Connection.finish
+        client.serve(client)
 
 
 def serve_socks_request(client: Connection) -> None:
     """Connect onward to the IPv4 or IPv6 address, or the name, of a SOCKS5 request."""
     got = client.received
     if len(got) < 5:
-        if client.has_ended:
-            client.finish()
         return
-    start, size = {1: (4, 4), 3: (5, got[4]), 4: (4, 16)}.get(got[3], (4, 0))
+    kind = got[3]
+    start, size = {1: (4, 4), 3: (5, got[4]), 4: (4, 16)}.get(kind, (4, 0))
     if len(got) < start + size + 2:
-        if client.has_ended:
-            client.finish()
         return
     raw, port = bytes(got[start : start + size]), int.from_bytes(got[start + size :][:2], "big")
-    client.report("socks", find_nonce(raw) if got[3] == 3 else "-")
-    refused = b"\5\5\0\1" + bytes(6)
-    if got[:2] != b"\5\1" or not size:
-        client.finish(b"\5\7" + refused[2:])
-        return
-    family = {1: socket.AF_INET, 4: socket.AF_INET6}.get(got[3])
-    host = socket.inet_ntop(family, raw) if family else raw.decode("latin-1")
+    is_connect = got[:2] == b"\5\1" and size > 0
     del got[: start + size + 2]
-    client.connect_onward(host, port, b"\5\0" + refused[2:], refused)
+    client.report("socks", find_nonce(raw) if kind == 3 else "-")
+    accepted, refused, unknown = (b"\5" + bytes([code]) + b"\0\1" + bytes(6) for code in (0, 5, 7))
+    if not is_connect:
+        client.finish(unknown)
+        return
+    families = {1: socket.AF_INET, 4: socket.AF_INET6}
+    host = raw.decode("latin-1") if kind == 3 else socket.inet_ntop(families[kind], raw)
+    client.connect_onward(host, port, accepted, refused)
 
 
 def serve_queries(client: Connection) -> None:
@@ -411,14 +408,12 @@ def serve_queries(client: Connection) -> None:
     got = client.received
     while len(got) > 1 and len(got) >= 2 + (size := int.from_bytes(got[:2], "big")):
         nonce, answer = answer_query(bytes(got[2 : 2 + size]))
-        client.report("dns", nonce)
         del got[: 2 + size]
+        client.report("dns", nonce)
         if not answer:
             client.finish()
             return
         client.unsent += len(answer).to_bytes(2, "big") + answer
-    if client.has_ended or len(got) > LIMIT:
-        client.finish()
 
 
 TCP: dict[int, Serve] = {
@@ -483,8 +478,7 @@ class Servers:
         while True:
             events = self._selector.select(0 if self._asked else None)
             for key, mask in events:
-                if key.fileobj == 0 or key.fd in self._selector.get_map():  # not closed meanwhile
-                    key.data(mask)
+                key.data(mask)
             rounds = rounds + 1 if self._asked else 0
             if self._asked and (not events or rounds > ROUNDS):
                 os.write(1, b"".join(self._asked))
@@ -500,15 +494,15 @@ class Servers:
     def _accept(self, server: socket.socket, serve: Serve) -> None:
         """Take new connections, each instead of the oldest one where there are too many."""
         for _ in range(AT_ONCE):
-            if len(self.connections) >= MOST:
+            while len(self.connections) >= MOST:
                 next(iter(self.connections)).close()
             try:
                 sock, _ = server.accept()
             except BlockingIOError:
                 return
             except OSError:  # too few descriptors, for one
-                if self.connections:
-                    next(iter(self.connections)).close()
+                for oldest in list(self.connections)[:1]:
+                    oldest.close()
                 return
             sock.setblocking(False)
             Connection(self, sock, serve).update()
