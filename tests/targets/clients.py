@@ -101,16 +101,35 @@ def leave_half_open() -> None:
         held[-1].send(b"\5")
 
 
+def fill(client: socket.socket, piece: bytes) -> None:
+    """Send until nothing is taken any more, 16 MB at most."""
+    client.settimeout(0.05)
+    held.append(client)
+    with suppress(OSError):
+        for _ in range((16 << 20) // len(piece)):
+            client.sendall(piece)
+
+
 def never_read() -> None:
-    """Fill all that is between us and a proxy that passes on to a proxy."""
-    for _ in range(40):
+    """Fill all that is between us and ourselves, and ask for answers without end."""
+    held.append(socket.create_server(("127.0.0.1", 9999)))
+    for _ in range(12):
         client = socket.create_connection(("192.0.2.31", 3128), 5)
-        held.append(client)
-        client.sendall(b"CONNECT 192.0.2.31:3128 HTTP/1.1\r\n\r\n" * 2)
-        client.settimeout(0.01)
-        with suppress(OSError):
-            for _ in range(100):
-                client.send(bytes(1 << 16))
+        client.sendall(b"CONNECT 127.0.0.1:9999 HTTP/1.1\r\n\r\n")
+        fill(client, bytes(1 << 16))
+    fill(socket.create_connection(("192.0.2.53", 53), 5), framed(query("example.test")) * 1000)
+
+
+def send_and_end(nonce: str) -> None:
+    """Send what takes servers several steps, and wait for nothing."""
+    request = f"CONNECT 192.0.2.1:7 HTTP/1.1\r\nHost: {nonce}\r\n\r\n{nonce}\n"
+    held.append(socket.create_connection(("192.0.2.31", 3128)))
+    held[-1].sendall(request.encode())
+    held.append(socket.create_connection(("192.0.2.1", 80)))
+    held[-1].sendall(f"GET /{nonce}\n\n".encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        for _ in range(80):
+            client.sendto(nonce.encode(), ("192.0.2.1", 7))
 
 
 def reset() -> None:
