@@ -15,7 +15,6 @@ from msgspec import Struct
 from stream.boundary.emit_flags import clip_text
 from stream.records.boundary import Boundary, Result, Status
 from stream.records.modes import (
-    BASELINE,
     MODE_PATTERN,
     CellControl,
     Corroboration,
@@ -34,6 +33,7 @@ IS_CONTROL = CellControl(None, None, "is-control")
 #: probe was told yes, and nothing of it reached the host. `no-control`: it fails without the
 #: sandbox as well. `untold`: the probe could not try.
 Outcome = Literal["open", "partial", "diverted", "closed", "no-control", "untold"]
+_NOT_RUN = (2, 126, 127)  #: exit codes of wrong use, and of a program that could not be run
 OUTCOMES: tuple[Outcome, ...] = ("open", "partial", "diverted", "closed", "no-control", "untold")
 
 
@@ -136,16 +136,18 @@ def outcome_of(record: ModeBoundary) -> Outcome:
         return "diverted"
     if record.control.state == "no-control":
         return "no-control"
-    if effect.claimed == "partial":
-        return "partial"
     if effect.claimed == "denied":
         return "closed"
-    # The probe tried and failed with an errno: unlike without the sandbox.
-    is_tried = record.result.errno is not None and "harness" not in record.payload.raw
-    is_closed = is_tried and record.control.state == "succeeded"
-    return "closed" if is_closed else "untold"
+    if effect.state == "not-seen" and record.control.state == "succeeded":
+        return "closed" if _was_tried(record) else "untold"
+    if effect.claimed == "partial":
+        return "partial"
+    # The probe failed with an errno: unlike without the sandbox.
+    is_closed = record.result.errno is not None and record.control.state == "succeeded"
+    return "closed" if is_closed and _was_tried(record) else "untold"
 
 
-def is_baseline(record: ModeBoundary) -> bool:
-    """Tell whether a record was taken without a sandbox."""
-    return record.run.mode == BASELINE
+def _was_tried(record: ModeBoundary) -> bool:
+    """Tell whether a probe carried its attempt out: what it ran was found and could be run."""
+    code = record.result.raw_exit_code
+    return code not in (None, *_NOT_RUN) and "harness" not in record.payload.raw

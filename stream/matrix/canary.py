@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from stream.boundary.measured import is_baseline, outcome_of
+from stream.boundary.measured import outcome_of
+from stream.errors import RequiredError
 from stream.matrix.plan import MatrixRequest, make_plan, start_plan
 from stream.matrix.run import Matrix, MatrixResult
 from stream.pipeline import CollectingSink
@@ -57,24 +58,26 @@ async def run_canaries(
     """Run the canaries in a mode. Without a policy the promises of the mode's file hold; what
     neither names must be stopped. Raise StreamError."""
     plan = make_plan(
-        MatrixRequest(probes=list(CANARIES), modes=[mode], run_as=run_as, boundary=None)
+        MatrixRequest(probes=list(CANARIES), modes=[mode], run_as=run_as, from_outside=True)
     )
     sink = CollectingSink((BOUNDARY,))
+    assert plan.measured is not None
+    if plan.measured.unavailable:
+        name, reason = plan.measured.unavailable[0]
+        raise RequiredError(f"mode {name} cannot be run here: {reason}")
     with start_plan(plan, jobs=len(CANARIES)) as started:
         result = await Matrix(started, timeout=timeout).run(sink)
-    assert plan.measured is not None
-    promises = dict(policy or plan.measured.modes[-1].document.promises)
+    tested = plan.measured.modes[-1]
     records = [decode_mode_boundary(line) for line in sink.items]
-    return CanaryResult(list(_verdicts(records, promises)), result)
+    of_mode = [record for record in records if record.run.mode == tested.name]
+    return CanaryResult(list(_verdicts(of_mode, policy or tested.document.promises)), result)
 
 
 def _verdicts(
     records: list[ModeBoundary], promises: Mapping[str, Promise]
 ) -> Iterator[CanaryVerdict]:
-    """Give a verdict on each record that is not a control."""
+    """Give a verdict on each record."""
     for record in records:
-        if is_baseline(record):
-            continue
         outcome = outcome_of(record)
         what = CANARIES[record.probe.id]
         is_told = outcome in ("open", "closed", "diverted")

@@ -57,6 +57,8 @@ class MatrixRequest(Struct, frozen=True):
     workspace: Path | None = None
     repeat: int = 1
     run_as: str | None = None  #: the user that probes in modes run as
+    from_outside: bool = False  #: measure also the baseline alone from outside
+    with_needs: bool = False  #: also probes that need targets, which else run only if named
 
 
 def make_plan(request: MatrixRequest) -> MatrixPlan:
@@ -75,7 +77,9 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
         modes = tuple(mode.name for mode in measured.modes)
         descriptor = descriptor if descriptor.measures_modes else mode_descriptor()
     found = find_scripts(folder)
-    picked, left_out = _select_probes(request, found, folder, catalogs, measured is not None)
+    picked, left_out = _select_probes(
+        request, found, folder, catalogs, request.with_needs or measured is not None
+    )
     is_whole = not request.probes and not request.capabilities
     no_probes = [script for script in found if is_whole and not script.is_probe]
     env = _probe_environment(workspace, sandbox_mode, descriptor)
@@ -98,7 +102,8 @@ def _find_measured(
 ) -> MeasuredModes | None:
     """Find the modes in which probes are measured from outside; None where the request names only
     run modes of the descriptor, as `baseline`. Raise StreamError."""
-    if request.run_as is None and all(mode in descriptor.modes for mode in modes):
+    is_plain = request.run_as is None and not request.from_outside
+    if is_plain and all(mode in descriptor.modes for mode in modes):
         return None
     from stream.boundary.modes import measured_modes
     from stream.process.users import find_user

@@ -31,6 +31,7 @@ from stream.records.boundary import SandboxMode
 from stream.records.modes import OutsideView
 from stream.targets.folders import Slot
 from stream.targets.internet import StandInInternet, open_internet
+from stream.targets.survivors import end_survivors
 from stream.targets.victim import Victim
 
 FALLBACKS = ("/srv", "/opt", "/var/tmp", "/tmp")  # noqa: S108
@@ -90,9 +91,8 @@ class Targets(Struct):
             got = await follow_program(
                 tree, timeout=timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
             )
-            if any(nonce in name for name in got.stragglers):
+            if cell.script.effect == "outlive" and await end_survivors(nonce):
                 effects.add("outlive")
-                got.stragglers = [name for name in got.stragglers if nonce not in name]
             found = await to_thread.run_sync(slot.view, nonce)
             effects |= found.effects | await victim.effects() | await self._arrivals(nonce)
             self.leftovers += [Leftover(cell.mode, cell.script.id, path) for path in found.left]

@@ -224,3 +224,32 @@ def test_modes_are_listed_with_what_is_missing(place: Place) -> None:
     assert found["sandbox-exec"]["untested"]
     text = place.stream("modes").out.decode()
     assert all(name in text for name in found)
+
+
+def test_canaries_that_get_through_are_named(place: Place) -> None:
+    done = place.stream("canary", "--mode", "baseline")
+    assert done.code == 1, done.err
+    assert done.err.count("GOT THROUGH") == 5
+    assert "0 of 5 canaries stopped" in done.err
+
+
+@pytest.mark.parametrize("mode", ["bwrap-offline", "landlock-ro", "unshare-net", "gvisor"])
+def test_a_sandbox_that_is_on_stops_its_canaries(place: Place, mode: str) -> None:
+    done = place.stream("canary", "--mode", mode)
+    assert done.code == 0, done.err
+    assert "GOT THROUGH" not in done.err
+
+
+def test_a_canary_in_a_sandbox_that_does_nothing_is_alarmed(place: Place) -> None:
+    mode = write_mode(place, "inert", ["env", "{probe}"], sandbox="inert")
+    done = place.stream("canary", "--mode", mode)
+    assert done.code == 1, done.err
+    assert done.err.count("GOT THROUGH") == 5
+
+
+def test_a_canary_that_cannot_tell_says_so(place: Place) -> None:
+    mode = write_mode(place, "refuses", ["sh", "-c", "exit 3", "-", "{probe}"])
+    done = place.stream("canary", "--mode", mode)
+    assert done.code == 40, done.err
+    assert done.err.count("it could not be told whether") == 5
+    assert place.stream("canary", "--mode", "sandbox-exec").code == 40
