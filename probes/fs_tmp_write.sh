@@ -4,15 +4,16 @@ set -euo pipefail
 # Creates a file in /tmp, which all users share, and reads it back.
 probe_name="fs_tmp_write"
 primary_capability_id="cap_fs_write_temp"
+effect="write:temp"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # Never through a name that somebody else has put there.
 set -o noclobber
 target="/tmp/stream-probe-tmp-$$-$RANDOM"
-line="stream probe $$"
+line="stream probe ${FENCE_NONCE:-$$}"
 clean() {
   trap '' HUP INT TERM
-  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+  [[ -n ${FENCE_NONCE:-} || ! -e $target ]] || rm -f "$target" 2>/dev/null || :
 }
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
@@ -40,7 +41,7 @@ fi
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "fs" \

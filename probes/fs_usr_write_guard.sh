@@ -4,13 +4,14 @@ set -euo pipefail
 # Creates a file in /usr, where only root may, and reads it back.
 probe_name="fs_usr_write_guard"
 primary_capability_id="cap_fs_write_system_roots"
+effect="write:system"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="/usr/stream-probe-usr-$$-$RANDOM"
-line="stream probe $$"
+line="stream probe ${FENCE_NONCE:-$$}"
 clean() {
   trap '' HUP INT TERM
-  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+  [[ -n ${FENCE_NONCE:-} || ! -e $target ]] || rm -f "$target" 2>/dev/null || :
 }
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
@@ -38,7 +39,7 @@ fi
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "fs" \

@@ -347,6 +347,8 @@ def _report_measured(outcome: MatrixResult) -> None:
     for mode, paths in modes.items():
         more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
         print_note(f"stream: left behind in mode {mode}, and removed: {', '.join(paths[:5])}{more}")
+    for what in outcome.left_outside:
+        print_note(f"stream: a sandbox left behind {what}")
 
 
 #: options of `emit -`, and how many words each takes, itself included

@@ -39,6 +39,7 @@ class MatrixResult(Struct):
     strays: list[str] = field(default_factory=list)
     without_tmpdir: bool = False  #: no folder was writable
     leftovers: list[Leftover] = field(default_factory=list)  #: files that cells in modes left
+    left_outside: list[str] = field(default_factory=list)  #: mounts and control groups they left
     no_internet: str | None = None  #: why cells in modes had no stand-in Internet
 
 
@@ -96,6 +97,7 @@ class Matrix:
             strays=strays,
             without_tmpdir=self._plan.staging.root is None,
             leftovers=[] if targets is None else targets.leftovers,
+            left_outside=[] if targets is None else targets.left_outside,
             no_internet=None if targets is None else targets.no_internet,
         )
 

@@ -28,7 +28,8 @@ ModeName = Annotated[str, Meta(pattern=MODE_NAME)]
 
 #: The effects that a probe may declare, and that are looked for on the host.
 EFFECTS = (
-    *("write:workspace", "write:outside", "write:home", "write:git", "delete:workspace"),
+    *("write:workspace", "write:outside", "write:home", "write:git", "write:temp"),
+    *("write:system", "delete:workspace"),
     *("read:key", "read:victim", "signal:victim", "trace:victim", "outlive"),
     *("arrive:tcp", "arrive:udp", "arrive:dns", "arrive:http", "arrive:connect"),
     *("arrive:socks", "arrive:unix"),

@@ -23,6 +23,8 @@ SENTINEL = ".stream-sentinel"  #: in the workspace, for probes that delete
 KEY = ".ssh/id_ed25519"  #: in the home folder: planted, for probes that read
 _MOST_READ = 1 << 16  #: bytes of a file in which a nonce is looked for
 _MOST_FILES = 10_000  #: of a slot, so that a probe cannot keep us busy
+#: folders that no slot has of its own
+SHARED_EFFECTS = {"write:temp": ("/tmp",), "write:system": ("/etc", "/usr")}  # noqa: S108
 _CHECKED = ("workspace", "home", "outside")
 _GIT_FOLDERS = ("workspace/.git/objects", "workspace/.git/refs/heads")
 
@@ -100,7 +102,7 @@ class Slot(Struct):
                 if name not in self._prepared:
                     left.append(name)
                 continue
-            if nonce.encode() in self._read(name):
+            if nonce.encode() in _read_beginning(self.path / name):
                 effects.add(_write_effect(name))
             else:
                 left.append(name)
@@ -191,18 +193,31 @@ class Slot(Struct):
                         when = status.st_mtime_ns
                         yield name, FileMark(status.st_ino, status.st_mode, status.st_size, when)
 
-    def _read(self, name: str) -> bytes:
-        """Read the beginning of a regular file that a probe made; nothing if that cannot be."""
-        try:
-            fd = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return b""
-        with open(fd, "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read(_MOST_READ) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-
 
 def _write_effect(name: str) -> str:
     """Name the effect of a file that was written."""
     if name.startswith("workspace/.git/"):
         return "write:git"
     return f"write:{name.partition('/')[0]}"
+
+
+def _read_beginning(path: Path) -> bytes:
+    """Read the beginning of a regular file that a probe made; nothing if that cannot be."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    with open(fd, "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read(_MOST_READ) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+
+
+def end_shared_writes(nonce: str) -> set[str]:
+    """Find and remove the files of a probe in folders that it shares with everybody."""
+    effects: set[str] = set()
+    for effect, folders in SHARED_EFFECTS.items():
+        for path in (path for folder in folders for path in Path(folder).glob("stream-probe-*")):
+            if nonce.encode() in _read_beginning(path):
+                effects.add(effect)
+                with suppress(OSError):
+                    path.unlink()
+    return effects

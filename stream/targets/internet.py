@@ -47,6 +47,16 @@ class StandInInternet:
         self._is_ready = False
         self._has_ended = False
 
+    @property
+    def pid(self) -> int:
+        """The number of a process that is inside."""
+        return self._servers.pid
+
+    @property
+    def enter(self) -> list[str]:
+        """The words before a command that start it inside, in no certain folder."""
+        return list(self._enter)
+
     def prefix(self, workdir: str) -> list[str]:
         """Return the words before a command that start it inside, in a folder, as the user that
         the caller is. Where it cannot be put inside, it is not started."""

@@ -29,8 +29,9 @@ from stream.process.tree import Tree, start_tree
 from stream.process.users import User
 from stream.records.boundary import SandboxMode
 from stream.records.modes import OutsideView
-from stream.targets.folders import Slot
+from stream.targets.folders import SHARED_EFFECTS, Slot, end_shared_writes
 from stream.targets.internet import StandInInternet, open_internet
+from stream.targets.leftovers import remove_new_mounts, surroundings
 from stream.targets.survivors import end_survivors
 from stream.targets.victim import Victim
 
@@ -69,6 +70,7 @@ class Targets(Struct):
     internet: StandInInternet | None = None
     no_internet: str | None = None  #: why there is no stand-in Internet
     leftovers: list[Leftover] = field(default_factory=list)
+    left_outside: list[str] = field(default_factory=list)  #: mounts and control groups
     _slots: list[Slot] = field(default_factory=list)
     _victims: list[Victim] = field(default_factory=list)
     _unix_arrivals: set[str] = field(default_factory=set)
@@ -93,6 +95,8 @@ class Targets(Struct):
             )
             if cell.script.effect == "outlive" and await end_survivors(nonce):
                 effects.add("outlive")
+            if cell.script.effect in SHARED_EFFECTS:
+                effects |= await to_thread.run_sync(end_shared_writes, nonce)
             found = await to_thread.run_sync(slot.view, nonce)
             effects |= found.effects | await victim.effects() | await self._arrivals(nonce)
             self.leftovers += [Leftover(cell.mode, cell.script.id, path) for path in found.left]
@@ -251,7 +255,20 @@ async def open_targets(
                 targets._victims.append(victim)
             await targets.serve_sockets(tasks)
             await targets.ask_versions()
-            yield targets
+            with _noting_leftovers(targets):
+                yield targets
+
+
+@contextmanager
+def _noting_leftovers(targets: Targets) -> Iterator[None]:
+    """Note the mounts and control groups that sandboxes left, and remove the mounts."""
+    inside = targets.internet
+    pid, enter = ("self", []) if inside is None else (inside.pid, inside.enter)
+    before = surroundings(pid)
+    try:
+        yield
+    finally:
+        targets.left_outside += remove_new_mounts(before, surroundings(pid), enter)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ import pytest
 
 from tests.cli.command import Done, Place
 
+#: where a write must be looked for outside of the slot
+SHARED = ("fs_tmp_write", "fs_usr_write_guard", "fs_system_roots_write_guard")
 EFFECTS = ("fs_outside_workspace", "fs_workspace_write_create", "fs_sentinel_delete")
 HOME = Path(pwd.getpwuid(os.geteuid()).pw_dir)
 Cells = dict[tuple[str, str], Any]
@@ -89,6 +91,16 @@ def test_a_write_that_is_thrown_away_did_not_happen(place: Place) -> None:
     }
 
 
+def test_a_write_to_a_shared_folder_is_found_and_removed(place: Place, needs_root: None) -> None:
+    cells = measure(place, "--mode", "bwrap-ro", "gvisor", "--probe", *SHARED)
+    for probe in SHARED:
+        states = [cells[mode, probe]["effect"]["state"] for mode in ("baseline", "bwrap-ro")]
+        assert states == ["seen", "not-seen"]
+        assert cells["gvisor", probe]["effect"]["claimed"] == "success"
+        assert cells["gvisor", probe]["effect"]["state"] == "not-seen"
+        assert not Path(cells["baseline", probe]["operation"]["target"]).exists()
+
+
 def test_a_raw_matrix_becomes_the_same_records(place: Place) -> None:
     words = ("--mode", "bwrap-ro", "--probe", "fs_sentinel_delete")
     raw = place.stream("matrix", "--raw", *words)
@@ -160,6 +172,17 @@ def test_what_a_sandbox_leaves_is_named_and_removed(place: Place) -> None:
     done = place.stream("matrix", "--mode", mode, "--probe", *EFFECTS[:2], "--jobs", "1")
     assert done.code == 0, done.err
     assert "left behind in mode messy, and removed: home/.mess2, workspace/.mess" in done.err
+
+
+def test_a_mount_that_a_sandbox_leaves_is_named_and_removed(place: Place, needs_root: None) -> None:
+    point = place.root / "point"
+    point.mkdir()
+    command = ["sh", "-c", f'mount -t tmpfs none {point}; exec "$@"', "-", "{probe}"]
+    mode = write_mode(place, "mounts", command)
+    done = place.stream("matrix", "--mode", mode, "--probe", EFFECTS[0])
+    assert done.code == 0, done.err
+    assert f"a sandbox left behind a mount on {point}, removed" in done.err
+    assert str(point) not in Path("/proc/self/mountinfo").read_text()
 
 
 def test_a_missing_tool_is_said_once_and_its_cells_are_not_run(place: Place) -> None:
