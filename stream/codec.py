@@ -6,23 +6,28 @@ computed from the batch: good lines pay nothing for it.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import msgspec
 from msgspec import UNSET, Struct
 
-from stream.errors import InputError, os_reason, shorten_text
+from stream.errors import InputError, os_reason, reporting, shorten_text
 from stream.records.control import WORDS, Fault, Reject
 
 if TYPE_CHECKING:
     import hashlib
 
+T = TypeVar("T")
+
 MAX_LINE = 8 << 20  #: a longer line is hashed, counted and rejected, never held
 MOST_LINES = 1000  #: in a batch
 TOO_EARLY = "it ends too early"
+_MOST_LINE = 16 << 20  #: bytes of a line that is read as a whole record
 MAX_REASON = 240  #: characters of a reason: a line cannot make its reject as long as itself
 
 
@@ -272,7 +277,20 @@ def join_lines(lines: Iterable[bytes]) -> bytes:
     return b"\n".join((*lines, b""))
 
 
-T = TypeVar("T")
+def read_records(path: str, decode: Callable[[bytes], T], what: str) -> Iterator[tuple[int, T]]:
+    """Yield the records of a file, or of stdin for `-`, each with its line. Raise InputError for a
+    line that is not one; `what` says what it should be."""
+    with reporting(path), ExitStack() as stack:
+        file = sys.stdin.buffer if path == "-" else stack.enter_context(Path(path).open("rb"))
+        for index, line in enumerate(iter(lambda: file.readline(_MOST_LINE), b""), 1):
+            if is_blank(line):
+                continue
+            try:
+                yield index, decode(line)
+            except DECODE_ERRORS as error:
+                raise InputError(f"{path}:{index}: {decode_fault(error)}: not {what}") from None
+
+
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 LARGEST = 16 << 20  #: bytes

@@ -25,6 +25,14 @@ from stream.records.boundary import BOUNDARY_DIFF, CATALOG, DESCRIPTOR, Boundary
 from stream.records.control import CONTROL_SCHEMAS, Control, Fault, Gap
 from stream.records.emission import RAW_EMISSION, decode_raw
 from stream.records.kernel import KernelDetail, KernelEvent, RawCapture, RawEvent
+from stream.records.lock import (
+    BOUNDARY_DRIFT,
+    ENVELOPE,
+    MATRIX_PLAN,
+    BoundaryDrift,
+    decode_envelope,
+    decode_plan,
+)
 
 RecordT = TypeVar("RecordT")
 Decode = Callable[[bytes], object]
@@ -219,6 +227,9 @@ _DECODED: dict[str, Decode] = {
     RAW_EMISSION: decode_raw,
     run.FS_CHANGE: run.decode_change,
     BOUNDARY_DIFF: msgspec.json.Decoder(BoundaryDiff).decode,
+    BOUNDARY_DRIFT: msgspec.json.Decoder(BoundaryDrift).decode,
+    ENVELOPE: decode_envelope,
+    MATRIX_PLAN: decode_plan,
     **dict.fromkeys(CONTROL_SCHEMAS, _decode_control),
     **{contract_name(kind): _decode_run for kind in _RUN_KINDS},
     **LINES,

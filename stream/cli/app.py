@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import filters, matrix, modes, observe, outcomes, runs
+from stream.cli import filters, lock, matrix, modes, observe, outcomes, runs
 from stream.cli.archive import archive
 from stream.cli.options import CarefulCommand, make_command
 
@@ -62,6 +62,7 @@ def _root(
 
 app.command(cls=matrix.MatrixCommand)(make_command(matrix.MatrixOptions, matrix.matrix))
 modes.register(app)
+lock.register(app)
 observe.register(app)
 app.command(cls=CarefulCommand)(filters.check)
 app.command(cls=CarefulCommand)(archive)

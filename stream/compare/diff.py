@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from stream.codec import DECODE_ERRORS, decode_fault, is_blank
+from stream.codec import DECODE_ERRORS, read_records
+from stream.compare.drift import outcome_change
 from stream.compare.names import RUN_FOLDER
 from stream.compare.sides import (
     ENDPOINTS,
@@ -46,7 +46,7 @@ from stream.compare.sides import (
     read_artifacts,
     read_lines,
 )
-from stream.errors import InputError, number, printable, reporting
+from stream.errors import InputError, number, printable
 from stream.evidence.health import degraded_fields
 from stream.records.artifacts import (
     DETAIL_FILE,
@@ -59,7 +59,7 @@ from stream.records.artifacts import (
     CapabilityDiff,
     Changes,
 )
-from stream.records.boundary import BoundaryDiff, CellChange, CellOutcome, CellSide, Status
+from stream.records.boundary import BoundaryDiff, CellChange, CellSide, Status
 
 Side = Literal["base", "head"]
 _SIDES: tuple[Side, ...] = ("base", "head")
@@ -591,7 +591,6 @@ def compare_layers(base: CanonicalLayers, head: CanonicalLayers) -> Iterator[Lay
 CELL_WORDS = ("opened", "closed", "unmeasured", "measured", "any")
 _LISTS = CELL_WORDS[:-1]
 _MORE = {"denied": 0, "partial": 1, "success": 2}  #: how much was possible
-_MOST_LINE = 16 << 20
 _ABSENT = CellSide("absent")
 Key = tuple[str, str]  #: probe, mode
 
@@ -644,7 +643,7 @@ def diff_matrices(base: str, head: str) -> BoundaryDiff:
             _ABSENT if before is None else before.side,
             _ABSENT if after is None else after.side,
         )
-        kind = _cell_change(change.base.outcome, change.head.outcome)
+        kind = outcome_change({change.base.outcome}, {change.head.outcome}, _MORE)
         if kind is None:
             found.unchanged += 1
         else:
@@ -662,21 +661,10 @@ def fail_on_cell_reason(word: str, found: BoundaryDiff) -> str:
     return ", ".join(f"{number(count, 'cell')} {name}" for name, count in counts if count)
 
 
-def _cell_change(base: CellOutcome, head: CellOutcome) -> str | None:
-    """Return how the outcome of a matrix cell changed between two matrices; None if it did not."""
-    if base in _MORE and head in _MORE:
-        if base == head:
-            return None
-        return "opened" if _MORE[head] > _MORE[base] else "closed"
-    if base in _MORE:
-        return "unmeasured"
-    return "measured" if head in _MORE else None
-
-
 def _cells_of_matrix(path: str) -> dict[Key, _CellRecords]:
     """Merge a matrix's records into one outcome a cell; cells whose records differ are mixed."""
     cells: dict[Key, _CellRecords] = {}
-    for record in _matrix_records(path):
+    for _, record in read_records(path, _decode, "a boundary object"):
         probe, result = record.probe, record.result
         side = CellSide(result.observed_result, result.errno, result.message)
         first = _CellRecords(probe.primary_capability_id, set(), side)
@@ -686,16 +674,3 @@ def _cells_of_matrix(path: str) -> dict[Key, _CellRecords]:
     if not cells:
         raise InputError(f"{path}: it has no boundary objects")
     return cells
-
-
-def _matrix_records(path: str) -> Iterator[_ComparedRecord]:
-    """Yield the boundary records of a matrix file. Raise InputError for any other line."""
-    with reporting(path), Path(path).open("rb") as file:
-        for index, line in enumerate(iter(partial(file.readline, _MOST_LINE), b""), 1):
-            if is_blank(line):
-                continue
-            try:
-                yield _decode(line)
-            except DECODE_ERRORS as error:
-                fault = decode_fault(error)
-                raise InputError(f"{path}:{index}: {fault}: not a boundary object") from None

@@ -27,6 +27,14 @@ def test_every_command_and_option_is_documented() -> None:
         assert parameter.help
 
 
+def test_the_readme_lists_every_command() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    table = text.partition("## The commands")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    listed = [name.strip(" `") for row in rows for name in row.split(",")]
+    assert sorted(listed) == sorted(COMMANDS)
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help(place: Place, command: str) -> None:
     done = place.stream(*command.split(), "--help")

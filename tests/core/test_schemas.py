@@ -1,4 +1,4 @@
-"""The JSON Schemas of control records and of changes are those of the structs: shape and words."""
+"""The JSON Schemas of control records, changes, drifts and plans are those of the structs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,26 @@ import pytest
 
 from stream.records.control import Finding, Gap, Reject
 from stream.records.emission import RawEmission
+from stream.records.lock import (
+    BoundaryDrift,
+    CellDrift,
+    CellState,
+    Envelope,
+    MatrixPlanDocument,
+    PlannedProbe,
+)
 from stream.records.modes import OutsideView, Sandbox
 from stream.records.run import FileState, FsChange
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schema"
 Kind = type[msgspec.Struct]
-CONTROL: tuple[Kind, ...] = (Finding, Reject, Gap, RawEmission)
+#: by file: the structs that are records of it, and those that are parts of these
+KINDS: dict[str, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
+    "control_records.schema.json": ((Finding, Reject, Gap, RawEmission), (OutsideView, Sandbox)),
+    "fs_change.schema.json": ((FsChange,), (FileState,)),
+    "boundary_drift.schema.json": ((BoundaryDrift,), (CellDrift, CellState)),
+    "matrix_plan.schema.json": ((MatrixPlanDocument, Envelope), (PlannedProbe,)),
+}
 HEADS = {
     "control_records.schema.json": {
         "title": "Control records",
@@ -27,6 +41,12 @@ HEADS = {
         " losses, and the raw telemetry between the probe source and the emit stage.",
     },
     "fs_change.schema.json": {"title": "Changes of a workspace"},
+    "boundary_drift.schema.json": {"title": "A lockfile compared with a measurement"},
+    "matrix_plan.schema.json": {
+        "title": "A matrix in parts",
+        "description": "The plan of a matrix that several machines share, and the envelope of the"
+        " record of one cell.",
+    },
 }
 
 
@@ -56,18 +76,16 @@ def definition_of(kind: Kind, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_of_the_structs(name: str) -> dict[str, Any]:
-    is_change = name.startswith("fs_change")
-    kinds: tuple[Kind, ...] = (FileState, FsChange) if is_change else CONTROL
+    kinds, parts = KINDS[name]
     refs, components = msgspec.json.schema_components(kinds, ref_template="#/definitions/{name}")
-    parts = () if is_change else (OutsideView, Sandbox)
     definitions = {kind.__name__: definition_of(kind, components) for kind in (*kinds, *parts)}
     head = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "$id": f"urn:stream:{name.partition('.')[0]}",
         **HEADS[name],
     }
-    if is_change:
-        whole = {**head, **definitions.pop("FsChange"), **head, "definitions": definitions}
+    if len(kinds) == 1:
+        whole = {**head, **definitions.pop(kinds[0].__name__), **head, "definitions": definitions}
     else:
         whole = {**head, "oneOf": list(refs), "definitions": definitions}
     # JSON Schema's `$` is Python's `\Z`.
