@@ -68,16 +68,17 @@ class BoundaryBuilder(Struct, frozen=True):
     descriptor: Descriptor
 
     def record_from_flags(
-        self, flags: EmitFlags, host: Host, measured: Measured | None = None
+        self, flags: EmitFlags, host: Host, measured: Measured | None = None, banner: bytes = b""
     ) -> BuiltRecord:
-        """Build the record that a probe asked for. Raise EmitError with emit-record's sentence."""
+        """Build the record that a probe asked for, and keep what its sandbox printed around it.
+        Raise EmitError with emit-record's sentence."""
         texts = flags.texts
         mode, primary = texts["--run-mode"], texts["--primary-capability-id"].strip()
         if not self.descriptor.allows_mode(mode):
             expected = "|".join(self.descriptor.modes)
             raise EmitError(f"Unknown run mode: {mode} (expected {expected})")
         secondary = sorted({name for name in flags.secondary if name})
-        payload, inferred = _make_payload(flags)
+        payload, inferred = _make_payload(flags, banner)
         catalog_key, context = self._capability_context(primary, secondary)
         # A descriptor of the user's own may name another pattern and other modes; its
         # schema is what the encoded record is then held against.
@@ -201,7 +202,7 @@ def _clipped(text: str | None) -> str | None:
     return None if text is None else clip_text(text)
 
 
-def _make_payload(flags: EmitFlags) -> tuple[Payload, str | None]:
+def _make_payload(flags: EmitFlags, banner: bytes) -> tuple[Payload, str | None]:
     """Make the payload. Infer the errno from the evidence where the probe named none."""
     if given := flags.payload:
         raw, stderr, stdout = given.raw, given.stderr_snippet, given.stdout_snippet
@@ -216,6 +217,8 @@ def _make_payload(flags: EmitFlags) -> tuple[Payload, str | None]:
         "stdout_snippet": make_snippet(stdout),
     }
     mark, errno = {}, None
+    if banner:
+        mark["sandbox_stdout"] = clip_encoded(clip_text(banner.decode(errors="replace")), 120)
     if flags.texts["--status"] != "success" and not flags.text_of_flag("--errno"):
         whole = dict(zip(recorded, (stderr, message, detail, stdout), strict=True))
         if inferred := infer_errno(whole, recorded):

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder, BuiltRecord, Host, within_limits
@@ -23,6 +24,7 @@ from stream.codec import DECODE_ERRORS, decode_fault, parse_document
 from stream.errors import EmitError
 from stream.records.boundary import SharedRecord, SharedSnapshot, decode_shared
 from stream.records.emission import Frame, FrameError, RawEmission, split_frames
+from stream.records.modes import BASELINE
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -84,7 +86,7 @@ class ProbeOutput:
         capability = texts["--primary-capability-id"].strip()
         self._check_same_cell(texts["--probe-name"], texts["--run-mode"], capability)
         try:
-            built = recorder.record_from_flags(self._flags, self.host, measured)
+            built = recorder.record_from_flags(self._flags, self.host, measured, self.noise)
         except EmitError as error:
             raise Refused("bad-emission", f"emit-record: {error}") from None
         self._check_target(texts["--target"], result, [capability, *self._flags.secondary])
@@ -111,7 +113,9 @@ class ProbeOutput:
             self.emitted = None if is_too_deep(value) else value
         if (many := len(frames) + len(objects)) > 1:
             raise Refused("several-records", f"the probe wrote {many} records instead of one")
-        if self.noise and not objects:
+        # In a mode the sandbox wrote what is around the frame: the control shows that no probe did.
+        is_banner = cell.outside is not UNSET and cell.mode != BASELINE and bool(frames)
+        if self.noise and not objects and not is_banner:
             raise Refused("noise", "the probe wrote something other than its record to stdout")
         if not many:
             raise Refused("no-record", "the probe wrote no record")

@@ -93,8 +93,11 @@ class Targets(Struct):
             got = await follow_program(
                 tree, timeout=timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
             )
-            if cell.script.effect == "outlive" and await end_survivors(nonce):
-                effects.add("outlive")
+            if cell.script.effect == "outlive":
+                was_ended = any(nonce in name for name in got.stragglers)
+                if await end_survivors(nonce) or was_ended:
+                    effects.add("outlive")
+                    got.stragglers = []  # the sandbox's own processes may live on with it
             if cell.script.effect in SHARED_EFFECTS:
                 effects |= await to_thread.run_sync(end_shared_writes, nonce)
             found = await to_thread.run_sync(slot.view, nonce)

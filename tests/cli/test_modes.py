@@ -145,13 +145,20 @@ def test_a_wrapper_that_only_execs_lets_everything_through(place: Place) -> None
 
 
 MISBEHAVING = {
-    "banner": (["sh", "-c", 'echo a banner; exec "$@"', "-", "{probe}"], "noise"),
     "silent": (["sh", "-c", '"$@" >/dev/null', "-", "{probe}"], "no-record"),
     "killer": (["sh", "-c", "kill -9 $$", "-", "{probe}"], "killed"),
     "refuses": (["sh", "-c", "exit 3", "-", "{probe}"], "exit-status"),
     "absent": (["/nonexistent/sandbox", "{probe}"], ""),
     "leaves": (["sh", "-c", '"$@"; setsid sleep 60 >/dev/null 2>&1 &', "-", "{probe}"], ""),
 }
+
+
+def test_a_banner_of_a_sandbox_hides_no_record(place: Place) -> None:
+    mode = write_mode(place, "banner", ["sh", "-c", 'echo a banner; exec "$@"', "-", "{probe}"])
+    cells = measure(place, "--mode", mode, "--probe", "fs_sentinel_delete")
+    record = cells["banner", "fs_sentinel_delete"]
+    assert record["effect"]["state"] == "seen"
+    assert record["payload"]["raw"]["sandbox_stdout"] == "a banner"
 
 
 @pytest.mark.parametrize("name", MISBEHAVING)
