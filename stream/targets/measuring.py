@@ -25,7 +25,7 @@ from stream.boundary.scripts import HELPERS, Cell, Staging
 from stream.errors import InternetError, OutputError, SpawnError, UsageError, os_reason, reporting
 from stream.files.trees import remove_tree
 from stream.process.capture import Captured, capture, follow_program, not_started
-from stream.process.tree import Tree, start_tree
+from stream.process.tree import start_tree
 from stream.process.users import User
 from stream.records.boundary import SandboxMode
 from stream.records.modes import OutsideView
@@ -84,9 +84,9 @@ class Targets(Struct):
         effects: set[str] = set()
         is_checked = False
         try:
-            settings = mode.settings_files(places)
-            await to_thread.run_sync(slot.make_state, mode.name, settings)
-            tree = self._start_cell(cell, mode, places, self._environment(cell, slot, index, nonce))
+            await self.make_state(cell, index)
+            words, env = self.command_line(cell, index, nonce)
+            tree = start_tree(words, env=env, cwd=places["workspace"])
         except (SpawnError, OutputError) as error:
             got = not_started(str(error))
         else:
@@ -132,16 +132,23 @@ class Targets(Struct):
         kit = {"kit": str(self.base / "kit"), "helpers": str(self.base / "kit" / "bin")}
         return {**slot.places(mode.name), **kit}
 
-    def _start_cell(
-        self, cell: Cell, mode: Mode, places: Mapping[str, str], env: Mapping[str, str]
-    ) -> Tree:
-        """Start the probe of a cell in its mode. Raise SpawnError."""
+    async def make_state(self, cell: Cell, index: int) -> None:
+        """Write the settings of the mode of a cell into its slot. Raise OutputError."""
+        slot, mode = self._slots[index], self.modes[cell.mode]
+        settings = mode.settings_files(self._places(slot, mode))
+        await to_thread.run_sync(slot.make_state, mode.name, settings)
+
+    def command_line(self, cell: Cell, index: int, nonce: str) -> tuple[list[str], dict[str, str]]:
+        """Return the words and the environment that start the probe of a cell in its mode."""
+        slot, mode = self._slots[index], self.modes[cell.mode]
+        places = self._places(slot, mode)
         script = self.staging.script_command(cell.script)
         words = mode.command(script, places, is_root=self.user.uid == 0)
         words = [*self.user.switch, *words]
         if self.internet is not None and mode.document.network:
             words = [*self.internet.prefix(places["workspace"]), *words]
-        return start_tree(words, env={**env, **mode.environment(places)}, cwd=places["workspace"])
+        env = self._environment(cell, slot, index, nonce)
+        return words, {**env, **mode.environment(places)}
 
     def _environment(self, cell: Cell, slot: Slot, index: int, nonce: str) -> dict[str, str]:
         """Return the environment of a probe: the caller's, its places, and its targets."""

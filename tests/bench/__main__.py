@@ -22,6 +22,7 @@ from tests.bench.archiving import EVENTS
 from tests.bench.evidence import write_raw
 from tests.bench.kernel import bench_kernel
 from tests.bench.measuring import STREAM, Row, Run, race, run
+from tests.bench.modes import bench_modes
 from tests.bench.observing import fill_folder
 from tests.transformers.runs import many_runs
 
@@ -446,6 +447,7 @@ def bench_archive(scratch: Path) -> list[Row]:
 
 BENCHES = {
     "matrix": bench_matrix,
+    "modes": bench_modes,
     "records": bench_records,
     "check": bench_check,
     "evidence": bench_evidence,
