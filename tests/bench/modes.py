@@ -48,7 +48,9 @@ async def _run_by_xargs(scratch: Path, names: Sequence[str]) -> Run:
                     slot = cell.index % JOBS
                     await targets.make_state(cell, slot)
                     words, env = targets.command_line(cell, slot, f"{cell.index:012x}")
-                    own = {name: value for name, value in env.items() if os.environ.get(name) != value}
+                    own = {
+                        name: value for name, value in env.items() if os.environ.get(name) != value
+                    }
                     assignments = [f"{name}={value}" for name, value in own.items()]
                     file.write(shlex.join([*assignments, *words]) + "\n")
             xargs = ["xargs", "-P", str(JOBS), "-L", "1", "env"]

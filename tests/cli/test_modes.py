@@ -6,12 +6,14 @@ import json
 import os
 import pwd
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.command import Done, Place
+from tests.cli.command import Done, Place, processes_naming
 
 #: where a write must be looked for outside of the slot
 SHARED = ("fs_tmp_write", "fs_usr_write_guard", "fs_system_roots_write_guard")
@@ -283,3 +285,42 @@ def test_a_canary_that_cannot_tell_says_so(place: Place) -> None:
     assert done.code == 40, done.err
     assert done.err.count("it could not be told whether") == 5
     assert place.stream("canary", "--mode", "sandbox-exec").code == 40
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_matrix_leaves_nothing(place: Place, number: signal.Signals) -> None:
+    """Killed, it leaves its folder to the next run, and no process."""
+    command = ["sh", "-c", 'echo >&2; sleep 60; exec "$@"', "-", "{probe}"]
+    mode = write_mode(place, "slow", command)
+    process = place.start("matrix", "--mode", mode, "--probe", *EFFECTS, "-o", place.root / "out")
+    while not any("sleep 60" in line for line in descendants(process.pid)):
+        assert process.poll() is None
+    process.send_signal(number)
+    done = place.finish(process)
+    assert done.code in (130, 143, -9), done.err
+    folders = list(HOME.glob(f".stream-{process.pid}-*"))
+    assert bool(folders) == (number == signal.SIGKILL)
+    if number == signal.SIGKILL:
+        for pid in processes_in(folders[0]):
+            os.kill(pid, signal.SIGKILL)  # probes that ran: nobody was left to end them
+        assert place.stream("canary", "--mode", "unshare-net").code == 0
+        assert not folders[0].exists()
+        for folder in place.tmp.iterdir():  # of the scripts, as after any matrix that was killed
+            shutil.rmtree(folder)
+
+
+def descendants(pid: int) -> list[str]:
+    """The command lines of the processes below one."""
+    done = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, check=True)
+    rows = [line.split(None, 2) for line in done.stdout.decode().splitlines()]
+    below = {str(pid)}
+    for _ in rows:
+        more = {row[0] for row in rows if row[1] in below} - below
+        if not more:
+            break
+        below |= more
+    return [row[2] for row in rows if row[0] in below]
+
+
+def processes_in(folder: Path) -> list[int]:
+    return [int(line.split(":")[0]) for line in processes_naming(str(folder))]

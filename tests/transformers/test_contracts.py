@@ -26,6 +26,7 @@ from stream.records.boundary import (
 )
 from stream.records.control import Control
 from stream.records.emission import decode_raw
+from stream.records.modes import decode_mode_boundary
 from tests.sweeping import thorough
 from tests.transformers.samples import HERE, record
 
@@ -207,6 +208,44 @@ CONTROLS = st.one_of(
         optional={"unit": TEXT},
     ),
 )
+DIGESTS = st.sampled_from([None, "0" * 64, "a1" * 32, "A1" * 32, "0" * 63, "0" * 64 + "\n"])
+EFFECT_STATES = st.sampled_from(["seen", "not-seen", "not-checked"])
+MODES = st.sampled_from(["baseline", "bwrap-ro", "a", "0.x_y-z", "A", "-a", "a\n", ""])
+OF_MODES = st.fixed_dictionaries(
+    {
+        "schema_version": st.just("boundary_event_v2"),
+        "run": st.fixed_dictionaries(
+            {"mode": MODES, "workspace_root": MAYBE, "command": TEXT, "user": MAYBE}
+        ),
+        "sandbox": st.fixed_dictionaries(
+            {"name": MAYBE, "version": MAYBE, "settings_sha256": DIGESTS}
+        ),
+        "control": st.fixed_dictionaries(
+            {
+                "state": st.sampled_from(["succeeded", "no-control", "is-control"]),
+                "observed_result": st.sampled_from([None, *STATUSES]),
+                "errno": MAYBE,
+            }
+        ),
+        "effect": st.fixed_dictionaries(
+            {
+                "expected": MAYBE,
+                "claimed": st.sampled_from(STATUSES),
+                "seen": st.lists(TEXT, max_size=2),
+                "state": EFFECT_STATES,
+            }
+        ),
+        "corroboration": st.fixed_dictionaries(
+            {
+                "state": st.sampled_from(["corroborated", "contradicted", "unseen", "other"]),
+                "closed_by": st.sampled_from([None, "seccomp", "unknown", "somebody"]),
+                "detail": MAYBE,
+            }
+        ),
+    }
+)
+MODE_BOUNDARIES = st.builds(lambda first, second: {**first, **second}, BOUNDARIES, OF_MODES)
+
 BASE64 = st.sampled_from(["", "QUJD", "QQ==", "QR==", "QUI=", "QQ", "Q Q=", "-_8=", "QQ==\n"])
 EMISSIONS = st.fixed_dictionaries(
     {
@@ -275,6 +314,7 @@ def check_agreement(published: Any, decode: Callable[[bytes], object], value: ob
 
 
 BOUNDARY = jsonschema_rs.validator_for(read_schema("boundary_object_schema.json"))
+MODE_BOUNDARY = jsonschema_rs.validator_for(read_schema("boundary_event_v2.schema.json"))
 CATALOG = jsonschema_rs.validator_for(read_schema("capability_catalog.schema.json"))
 DESCRIPTOR = jsonschema_rs.validator_for(read_schema("boundary_descriptor.schema.json"))
 CONTROL = jsonschema_rs.validator_for(read_schema("control_records.schema.json"))
@@ -300,6 +340,12 @@ def test_generated_boundary_objects_are_valid(value: dict[str, Any]) -> None:
 @given(mutated_values(BOUNDARIES))
 def test_boundary_objects(value: Any) -> None:
     check_agreement(BOUNDARY, decode_boundary, value)
+
+
+@MANY
+@given(MODE_BOUNDARIES | mutated_values(MODE_BOUNDARIES))
+def test_boundary_objects_of_modes(value: Any) -> None:
+    check_agreement(MODE_BOUNDARY, decode_mode_boundary, value)
 
 
 @MANY
