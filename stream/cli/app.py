@@ -6,6 +6,7 @@ import typer
 
 from stream.cli import filters, lock, matrix, modes, observe, outcomes, runs
 from stream.cli.archive import archive
+from stream.cli.merge import merge
 from stream.cli.options import CarefulCommand, make_command
 
 app = typer.Typer(
@@ -63,6 +64,7 @@ def _root(
 app.command(cls=matrix.MatrixCommand)(make_command(matrix.MatrixOptions, matrix.matrix))
 modes.register(app)
 lock.register(app)
+app.command(cls=CarefulCommand)(merge)
 observe.register(app)
 app.command(cls=CarefulCommand)(filters.check)
 app.command(cls=CarefulCommand)(archive)

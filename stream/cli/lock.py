@@ -1,20 +1,27 @@
-"""The commands `stream lock` and `stream merge`: the boundary as a file, and a matrix in parts."""
+"""The command `stream lock`: the measured boundary as a file, and what drifted from it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from stream.cli.options import CarefulCommand, Force, Options, make_command
+from stream.cli.measurement import (
+    MeasureCommand,
+    MeasureOptions,
+    measured_records,
+    modes_to_lock,
+    plan_modes,
+)
+from stream.cli.options import Force, make_command, split_words
 from stream.cli.runner import number, print_note, run_to_exit
 
 if TYPE_CHECKING:
     from stream.compare.lockfile import MeasuredBoundary, ParsedLock
-    from stream.matrix.shards import MergedMatrix
-    from stream.records.lock import BoundaryDrift, Envelope
+    from stream.records.lock import BoundaryDrift
     from stream.records.modes import ModeBoundary
 
 _LOCKFILE = "boundary.lock"
@@ -22,22 +29,21 @@ _SHOWN = 20
 
 
 def register(app: typer.Typer) -> None:
-    """Add `stream lock` and `stream merge` to the command line."""
-    app.command(cls=CarefulCommand)(make_command(LockOptions, lock))
-    app.command(cls=CarefulCommand)(merge)
+    """Add `stream lock` to the command line."""
+    app.command(cls=MeasureCommand)(make_command(LockOptions, lock))
 
 
-class LockOptions(Options):
+class LockOptions(MeasureOptions):
     """Holds the options of `stream lock`."""
 
     words: list[str] = typer.Argument(
         None,
         metavar="[FILE…]",
-        help="Records of `stream matrix --mode`, or `-`: stdin. With --check, the lockfile comes"
-        f" before them. Default: {_LOCKFILE}.",
+        help="Records of `stream matrix --mode`, or `-`: stdin. Without any, it measures. With"
+        f" --check, the lockfile comes before them. Default: {_LOCKFILE}.",
     )
     check: bool = typer.Option(
-        False, "--check", help="Compare the lockfile with the records, and write what drifted."
+        False, "--check", help="Compare the lockfile with a measurement, and write what drifted."
     )
     format: Literal["text", "json", "junit", "sarif", "markdown"] | None = typer.Option(
         None, help="How --check writes it. Default: text."
@@ -68,10 +74,15 @@ def lock(options: LockOptions) -> None:
     repeated is locked as flaky, with its rates.
 
     \b
-      stream matrix --mode bwrap-ro --repeat 3 -o boundary.ndjson
-      stream lock boundary.ndjson -o boundary.lock
-      stream lock --check boundary.lock boundary.ndjson
-      stream lock --check boundary.lock boundary.ndjson --format sarif -o drift.sarif
+      stream lock --mode bwrap-ro bwrap-offline --repeat 3 -o boundary.lock
+      stream lock -o boundary.lock
+      stream lock --check
+      stream lock --check boundary.lock --format sarif -o drift.sarif
+      stream matrix --mode bwrap-ro -o boundary.ndjson && stream lock boundary.ndjson
+
+    It measures as `stream matrix --mode` does, or reads the records of one. --mode, --probe and
+    --cap take several words: FILE comes before them. With --check, cells that they leave out
+    are not compared.
 
     --check says what opened, first, then what closed, what can no longer be measured, and what
     is measured and not locked. In JUnit, a drift is a failure, and what was not measured is
@@ -81,20 +92,19 @@ def lock(options: LockOptions) -> None:
 
     Exit 0 if the boundary is as locked, 1 if it drifted, 2 if the lockfile cannot be used: it
     has conflict markers, was edited by hand or comes from a newer version. stderr names each
-    such line.
+    such line. 40 if a mode that is to be locked cannot be run here.
     """
     if options.format and not options.check:
         raise typer.BadParameter("--format goes with --check")
+    if options.records and (options.mode or options.probe or options.cap):
+        raise typer.BadParameter("--mode, --probe and --cap measure: they do not go with records")
     run_to_exit(lambda: _check_lock(options) if options.check else _write_lock(options))
 
 
-def measured_records(options: LockOptions) -> Iterator[ModeBoundary]:
-    """Yield the records to lock or to compare. Raise InputError for a line that is none."""
+def _read_records(options: LockOptions) -> Iterator[ModeBoundary]:
+    """Yield the records of files. Raise InputError for a line that is none."""
     from stream.codec import read_records
-    from stream.errors import UsageError
 
-    if not options.records:
-        raise UsageError("records are missing: `stream matrix --mode M -o FILE` makes them")
     for path in options.records:
         for _, record in read_records(path, _decode_record, "a record of a mode"):
             yield record
@@ -114,35 +124,37 @@ def _decode_record(line: bytes) -> ModeBoundary:
     return decode_mode_boundary(line)
 
 
-async def _measure(options: LockOptions) -> MeasuredBoundary:
-    """Return the boundary that the records came to. A pipe may keep us waiting."""
-    from anyio import to_thread
-
-    from stream.compare.lockfile import measured_boundary
-
-    return await to_thread.run_sync(
-        lambda: measured_boundary(measured_records(options)), abandon_on_cancel=True
-    )
-
-
 async def _write_lock(options: LockOptions) -> int:
-    """Write the lockfile of the records, and return the exit code."""
-    from stream.compare.lockfile import UNTOLD, lock_lines, outcomes_of
+    """Write the lockfile of what is measured, and return the exit code."""
+    from stream.compare.lockfile import UNTOLD, lock_lines, measured_boundary, outcomes_of
+    from stream.errors import InputError, RequiredError
 
     _check_output(options, options.records)
-    found = await _measure(options)
+    if options.records:
+        found = await _boundary_of_files(options)
+    else:
+        names = split_words(options.mode, "--mode") or _modes_of_lockfile(options.output)
+        plan = plan_modes(options, names or modes_to_lock())
+        for name, reason in plan.measured.unavailable if plan.measured else ():
+            raise RequiredError(f"mode {name} cannot be run here: {reason}")
+        found = measured_boundary(await measured_records(options, plan))
     cells, modes = found.lock.cells, found.lock.modes
+    if not cells:
+        raise InputError("there is nothing to lock: no record of a mode besides baseline")
     await _write(options.output, "\n".join(lock_lines(found.lock)).encode())
     outcomes = [outcomes_of(cell.state) for cell in cells]
-    flaky = sum(len(one) > 1 for one in outcomes)
-    untold = sum(one <= UNTOLD for one in outcomes)
+    counts = {
+        "flaky": sum(len(one) > 1 for one in outcomes),
+        "not measured": sum(one <= UNTOLD for one in outcomes),
+        "broken": len(found.broken),
+    }
     what = f"{number(len(cells), 'cell')} in {number(len(modes), 'mode')}"
-    print_note(f"lock: {what}, {flaky} flaky, {untold} not measured")
+    print_note(f"lock: {what}" + "".join(f", {n} {word}" for word, n in counts.items() if n))
     return 0
 
 
 async def _check_lock(options: LockOptions) -> int:
-    """Compare the lockfile with the records, write what drifted, and return the exit code."""
+    """Compare the lockfile with a measurement, write what drifted, and return the exit code."""
     from stream.compare.drift import drift_of_lock, drift_summary, has_drift
 
     _check_output(options, [options.lockfile, *options.records])
@@ -153,11 +165,63 @@ async def _check_lock(options: LockOptions) -> int:
         print_note(f"… and {len(locked.faults) - _SHOWN} more")
     if locked.faults:
         return 2
-    drift = drift_of_lock(locked, await _measure(options), options.lockfile)
+    if options.records:
+        drift = drift_of_lock(locked, await _boundary_of_files(options), options.lockfile)
+    else:
+        locked, drift = await _measured_drift(options, locked)
     await _write(options.output, _formatted_drift(options, drift, locked))
     if options.output != "-" or options.format not in (None, "text"):
         print_note(f"lock: {drift_summary(drift)}")
     return 1 if has_drift(drift) else 0
+
+
+async def _boundary_of_files(options: LockOptions) -> MeasuredBoundary:
+    """Return the boundary that the records of files came to. A pipe may keep us waiting."""
+    from anyio import to_thread
+
+    from stream.compare.lockfile import measured_boundary
+    from stream.errors import InputError
+
+    found = await to_thread.run_sync(
+        lambda: measured_boundary(_read_records(options)), abandon_on_cancel=True
+    )
+    if not found.lock.cells:
+        names = ", ".join(options.records)
+        raise InputError(f"{names}: no record of a mode besides baseline")
+    return found
+
+
+async def _measured_drift(
+    options: LockOptions, locked: ParsedLock
+) -> tuple[ParsedLock, BoundaryDrift]:
+    """Measure the modes of a lockfile, and compare. Return what was compared, and the drift."""
+    from stream.boundary.modes import find_modes
+    from stream.compare.drift import drift_of_lock
+    from stream.compare.lockfile import measured_boundary, part_of_lock
+    from stream.errors import UsageError
+
+    names, absent = split_words(options.mode, "--mode"), dict[str, str]()
+    if not names:
+        known = {mode.name for mode in find_modes()}
+        names = [mode.name for mode in locked.lock.modes if mode.name in known]
+        unknown = {mode.name for mode in locked.lock.modes} - known
+        absent = dict.fromkeys(unknown, "there is no such mode: --mode names its file")
+    plan = plan_modes(options, names)
+    assert plan.measured is not None
+    absent |= dict(plan.measured.unavailable)
+    modes = {*absent, *(mode.name for mode in plan.measured.modes)}
+    probes = {script.id for script in plan.scripts} if options.probe or options.cap else None
+    part = part_of_lock(
+        locked, lambda cell: cell.mode in modes and (probes is None or cell.probe in probes)
+    )
+    found = measured_boundary(await measured_records(options, plan))
+    if not part.lock.cells and not found.lock.cells:
+        raise UsageError("there is nothing to compare: no cell of the lockfile, and no mode")
+    drift = drift_of_lock(part, found, options.lockfile, absent)
+    if left_out := len(locked.lock.cells) - len(part.lock.cells):
+        cells = number(left_out, "cell")
+        drift.notes.append(f"{cells} not compared: --mode, --probe and --cap leave them out")
+    return part, drift
 
 
 def _read_lockfile(name: str) -> ParsedLock:
@@ -212,6 +276,14 @@ def _is_lockfile(name: str) -> bool:
         return False
 
 
+def _modes_of_lockfile(name: str) -> list[str]:
+    """Return the modes of a lockfile that is replaced, also of one with conflicts."""
+    if not _is_lockfile(name):
+        return []
+    text = Path(name).read_text("ascii", "replace")
+    return [*dict.fromkeys(re.findall(r"^mode  ([a-z0-9][a-z0-9._-]*)  ", text, re.MULTILINE))]
+
+
 async def _write(output: str, data: bytes) -> None:
     """Write a text and a newline to stdout or to a file, which has its name when it is whole."""
     from stream.pipeline import Batch
@@ -220,86 +292,3 @@ async def _write(output: str, data: bytes) -> None:
 
     async with Ndjson(output).open() as write:
         await write(Batch(LINES, [data]))
-
-
-def merge(
-    files: list[str] = typer.Argument(
-        ..., metavar="FILE…", help="Envelopes that shards of the plan wrote, or `-`: stdin."
-    ),
-    plan: Path = typer.Option(..., metavar="P", help="The plan that the shards were cut from."),
-    output: str = typer.Option(
-        "-",
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write records to FILE. It stays FILE.partial if they are not all of the plan.",
-    ),
-    force: Force = False,
-) -> None:
-    """Merge the shards of a matrix, and check them against its plan.
-
-    Each shard wrote its records in envelopes, which name the cell and the host. The records of
-    the plan's cells come out in its order, as if one machine had measured them. A cell that has
-    no record, a second record of one, and a record of no cell of the plan are reported. The
-    first record of a cell counts.
-
-    \b
-      stream merge --plan plan.json shard-*.ndjson -o boundary.ndjson
-      stream lock boundary.ndjson -o boundary.lock
-
-    Exit 0 only if there is one record for each cell, and no other; 1 if not.
-    """
-
-    async def work() -> int:
-        """Merge the envelopes and return the exit code."""
-        from anyio import to_thread
-
-        from stream.files.targets import STDOUT_TARGET, check_outputs, partial_path
-        from stream.matrix.shards import merge_envelopes, read_plan
-        from stream.pipeline import Batch
-        from stream.records.control import BOUNDARY
-        from stream.sinks.ndjson import Ndjson
-
-        check_outputs([output], [str(plan), *files], force=force)
-        wanted = read_plan(plan)
-        merged = await to_thread.run_sync(
-            lambda: merge_envelopes(wanted, _placed_envelopes(files)), abandon_on_cancel=True
-        )
-        if merged.records and (merged.is_whole or output != STDOUT_TARGET):
-            async with Ndjson(output, is_whole=lambda: merged.is_whole).open() as write:
-                await write(Batch(BOUNDARY, merged.records))
-        _report_merge(merged)
-        if merged.records and not merged.is_whole and output != STDOUT_TARGET:
-            print_note(f"merge: what there is of them is in {partial_path(output)}")
-        return 0 if merged.is_whole else 1
-
-    run_to_exit(work)
-
-
-def _placed_envelopes(files: list[str]) -> Iterator[tuple[str, Envelope]]:
-    """Yield the envelopes of files, each with its place."""
-    from stream.codec import read_records
-    from stream.records.lock import decode_envelope
-
-    for path in files:
-        for line, envelope in read_records(path, decode_envelope, "an envelope"):
-            yield f"{path}:{line}", envelope
-
-
-def _report_merge(merged: MergedMatrix) -> None:
-    """Report what keeps the records from being those of the plan, and how many there are."""
-    lists = {
-        "missing": [*map(str, merged.missing)],
-        "doubled": merged.doubled,
-        "foreign": merged.foreign,
-    }
-    for what, names in lists.items():
-        for name in names[:_SHOWN]:
-            print_note(f"merge: {what}: {name}")
-        if len(names) > _SHOWN:
-            print_note(f"merge: {what}: … and {len(names) - _SHOWN} more")
-    counts = ", ".join(f"{len(names)} {what}" for what, names in lists.items() if names)
-    planned = len(merged.records) + len(merged.missing)
-    print_note(
-        f"merge: {len(merged.records)} of {number(planned, 'cell')}" + (counts and f": {counts}")
-    )

@@ -229,7 +229,7 @@ async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: St
         _name_partial_file(output)
         raise
     progress.clear_line()
-    code = _report_matrix(result, raw=options.raw, quiet=options.quiet)
+    code = report_matrix(result, raw=options.raw, quiet=options.quiet)
     if stop.is_asked:
         _name_partial_file(output)
     elif is_on_terminal and not options.quiet:
@@ -309,7 +309,7 @@ def _report_failures(failures: Sequence[ProbeFailure]) -> None:
         print_note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
 
 
-def _report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
+def report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     """Report the failures and counts of a matrix on stderr, and return the exit code."""
     _report_failures(outcome.failures)
     if outcome.failed > 20:

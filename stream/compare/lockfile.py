@@ -18,10 +18,11 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stream.boundary.measured import OUTCOMES, outcome_of
 from stream.errors import InputError, shorten_text
@@ -150,8 +151,6 @@ def measured_boundary(records: Iterable[ModeBoundary]) -> MeasuredBoundary:
             found.broken.add(key)
         if outcome in UNTOLD:
             found.reasons[key] = failure or _untold_reason(record, outcome)
-    if not cells:
-        raise InputError("there is nothing to lock: no record of a mode besides baseline")
     found.lock = BoundaryLock(
         tuple(modes[name].head_of_mode(name) for name in sorted(modes)),
         tuple(LockCell(*key, cells[key].state_of_cell(key[2])) for key in sorted(cells)),
@@ -292,6 +291,14 @@ def parse_lock(data: bytes, name: str) -> ParsedLock:
     return ParsedLock(lock, reader.lines, reader.faults)
 
 
+def part_of_lock(parsed: ParsedLock, is_compared: Callable[[LockCell], bool]) -> ParsedLock:
+    """Return a lock with some of its cells, and with the modes of these."""
+    cells = tuple(cell for cell in parsed.lock.cells if is_compared(cell))
+    names = {cell.mode for cell in cells}
+    modes = tuple(mode for mode in parsed.lock.modes if mode.name in names)
+    return replace(parsed, lock=BoundaryLock(modes, cells))
+
+
 def _head_fault(line: str) -> str:
     """Return what is wrong with the first line of a lockfile, or an empty string."""
     if line == _FIRST:
@@ -310,6 +317,7 @@ class _LockReader:
     def __init__(self, name: str) -> None:
         self._name = name
         self._places: dict[tuple[str, ...], int] = {}
+        self._undescribed: set[str] = set()  #: modes that were reported
         self.modes: dict[str, LockMode] = {}
         self.cells: dict[CellKey, LockCell] = {}
         self.lines: dict[CellKey, int] = {}
@@ -330,7 +338,8 @@ class _LockReader:
             else:
                 cell = _cell_of(words)
                 self._place_line(number, line, _cell_line(cell), (_CELLS, *cell.key))
-                if cell.mode not in self.modes:
+                if cell.mode not in {*self.modes, *self._undescribed}:
+                    self._undescribed.add(cell.mode)
                     raise ValueError(f"mode: no line above describes {cell.mode}")
                 self.cells[cell.key] = cell
                 self.lines[cell.key] = number

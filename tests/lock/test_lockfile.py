@@ -171,8 +171,6 @@ def test_which_error_is_of_which_class() -> None:
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([], "nothing to lock"),
-        ([baseline_record()], "nothing to lock"),
         (
             [mode_record(), mode_record("other", kernel="Linux 6.13.0 x86_64")],
             "bwrap-ro: records of two kernels: lock what one machine measured",
@@ -373,9 +371,9 @@ def test_hand_edits(old: str, new: str, message: str) -> None:
     faults = parse_lock(edit(old, new), "boundary.lock").faults
     assert faults[0].startswith(f"boundary.lock:{line_of(old)}: ")
     assert message in faults[0]
-    # Nothing but the edit is wrong: no cell of the mode where its line was edited, else nothing.
-    rest = [fault for fault in faults[1:] if "no line above describes" not in fault]
-    assert rest == []
+    # Nothing but the edit is wrong; of a mode, the first of its cells as well.
+    rest = ["no line above describes" in fault for fault in faults[1:]]
+    assert rest == ([True] if LINES[line_of(old) - 1].startswith("mode") and len(rest) else [])
 
 
 def test_each_edit_is_named() -> None:

@@ -1,0 +1,92 @@
+"""What commands share that measure modes themselves: their options, the plan, and the records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from stream.cli.matrix import MatrixOptions, affordable_jobs, default_jobs, report_matrix
+from stream.cli.options import ListsCommand, Options, Probes, ProbeTimeout, split_words
+from stream.cli.runner import MatrixProgress
+
+if TYPE_CHECKING:
+    from stream.boundary.scripts import MatrixPlan
+    from stream.records.modes import ModeBoundary
+
+
+class MeasureCommand(ListsCommand):
+    """A command that measures modes, some of whose options take several words."""
+
+    lists = ("--mode", "--probe", "--cap")
+
+
+class MeasureOptions(Options):
+    """Holds the options that say what is measured."""
+
+    mode: list[str] = typer.Option(
+        [],
+        metavar="M…",
+        help="Measure these modes (see `stream modes`). Default: those of the lockfile, or all"
+        " that can be run here.",
+    )
+    probe: list[str] = typer.Option(
+        [], metavar="ID…", help="Measure with these probes. Default: all."
+    )
+    cap: list[str] = MatrixOptions.cap
+    probes: Probes = None
+    run_as: str | None = MatrixOptions.run_as
+    repeat: int = typer.Option(
+        1, metavar="N", min=1, max=1000, help="Run every cell N times, to find those that flap."
+    )
+    jobs: int | None = MatrixOptions.jobs
+    timeout: ProbeTimeout = 30.0
+
+
+def modes_to_lock() -> list[str]:
+    """Return the names of all modes that can be run here, without the baseline."""
+    from stream.boundary.modes import find_modes
+    from stream.records.modes import BASELINE
+
+    return [
+        mode.name
+        for mode in find_modes()
+        if not (mode.name == BASELINE or mode.document.untested or mode.reason_unavailable)
+    ]
+
+
+def plan_modes(options: MeasureOptions, modes: list[str]) -> MatrixPlan:
+    """Plan the matrix that measures modes."""
+    from stream.matrix.plan import MatrixRequest, make_plan
+
+    return make_plan(
+        MatrixRequest(
+            probes=split_words(options.probe, "--probe"),
+            capabilities=split_words(options.cap, "--cap"),
+            modes=modes,
+            folder=options.probes,
+            repeat=options.repeat,
+            run_as=options.run_as,
+            from_outside=True,
+        )
+    )
+
+
+async def measured_records(options: MeasureOptions, plan: MatrixPlan) -> list[ModeBoundary]:
+    """Run a matrix, and return its records. Without any mode to measure, there are none."""
+    from stream.matrix.plan import start_plan
+    from stream.matrix.run import Matrix
+    from stream.pipeline import CollectingSink
+    from stream.records.control import BOUNDARY
+    from stream.records.modes import decode_mode_boundary
+
+    if plan.measured is not None and len(plan.measured.modes) < 2:  # the baseline alone
+        return []
+    sink, progress = CollectingSink((BOUNDARY,)), MatrixProgress(plan.cell_count, is_shown=True)
+    with start_plan(plan, min(options.jobs or default_jobs(), affordable_jobs())) as started:
+        try:
+            result = await Matrix(started, timeout=options.timeout, on_done=progress).run(sink)
+        finally:
+            progress.clear_line()
+    report_matrix(result, raw=False, quiet=True)
+    return [decode_mode_boundary(line) for line in sink.items]
