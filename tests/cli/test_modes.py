@@ -324,3 +324,26 @@ def descendants(pid: int) -> list[str]:
 
 def processes_in(folder: Path) -> list[int]:
     return [int(line.split(":")[0]) for line in processes_naming(str(folder))]
+
+
+def test_without_a_network_namespace_the_rest_is_measured(place: Place) -> None:
+    """As where nsenter is missing."""
+    tools = place.root / "bin"
+    tools.mkdir()
+    for name in ("bash", "perl", "bwrap", "env", "rm", "sh", "head", "tr", "setpriv"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    env = {"PATH": str(tools)}
+    words = ("--mode", "bwrap-ro", "--probe", "fs_sentinel_delete", "egress_tcp_address")
+    done = place.stream("matrix", *words, env=env)
+    assert done.code == 0, done.err
+    assert done.err.count("the network was not measured: ") == 1
+    cells = cells_of(done)
+    assert cells["bwrap-ro", "fs_sentinel_delete"]["effect"]["state"] == "not-seen"
+    for mode in ("baseline", "bwrap-ro"):
+        record = cells[mode, "egress_tcp_address"]
+        assert record["result"]["observed_result"] == "error"
+        assert record["effect"]["state"] == "not-checked"
+        assert "not attempted" in record["result"]["message"]
+    canary = place.stream("canary", "--mode", "bwrap-offline", env=env)
+    assert canary.code == 40, canary.err
+    assert "it could not be told whether a connection to an address outside was made" in canary.err
