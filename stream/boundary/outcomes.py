@@ -7,7 +7,7 @@ louder than what is known to be closed, since it may be open.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ LOUDEST: tuple[Verdict, ...] = (
     *("open", "partial", "untold", "not-measured", "no-control", "diverted", "closed"),
 )
 Tally = Counter[Verdict]
-MOST_CELLS = 100_000  #: memory must not grow with the input
+MOST_CELLS = 100_000  #: probes times modes: neither memory nor time must grow with the input
 
 _REPORTED: dict[str, Outcome] = {"success": "open", "partial": "partial", "denied": "closed"}
 
@@ -55,23 +55,35 @@ class OutcomeTable:
         self._modes: dict[str, None] = {}
         self._categories: dict[str, str] = {}
         self._probes: defaultdict[str, set[str]] = defaultdict(set)
+        self._count = 0  #: of all probes
         self._cells: dict[tuple[str, str, str], Tally] = {}
 
-    def add(self, record: Boundary) -> None:
-        """Count the outcome of a record in its cell."""
-        primary, mode, probe = record.capability_context.primary, record.run.mode, record.probe.id
-        key = (primary.id, probe, mode)
+    def add(self, record: Boundary) -> Outcome | None:
+        """Count the outcome of a record in its cell; None: there is no room for another cell."""
+        row, outcome = record.capability_context.primary, outcome_of_any(record)
+        has_room = self.add_outcome(row.id, row.category, record.probe.id, record.run.mode, outcome)
+        return outcome if has_room else None
+
+    def add_outcome(
+        self, capability: str, category: str, probe: str, mode: str, outcome: Outcome
+    ) -> bool:
+        """Count an outcome in its cell, if there is room for the cell."""
+        key = (capability, probe, mode)
         cell = self._cells.get(key)
         if cell is None:
-            if len(self._cells) >= MOST_CELLS:
+            modes = len(self._modes) + (mode not in self._modes)
+            probes = self._count + (probe not in self._probes.get(capability, ()))
+            if modes * probes > MOST_CELLS:
                 self.left_out += 1
-                return
+                return False
             cell = self._cells[key] = Counter()
+            self._count = probes
             self._modes[mode] = None
-            self._categories.setdefault(primary.id, primary.category)
-            self._probes[primary.id].add(probe)
-        cell[outcome_of_any(record)] += 1
+            self._categories.setdefault(capability, category)
+            self._probes[capability].add(probe)
+        cell[outcome] += 1
         self.records += 1
+        return True
 
     @property
     def modes(self) -> list[str]:
@@ -94,3 +106,53 @@ class OutcomeTable:
     def tally(self, row: CapabilityRow, mode: str) -> Tally:
         """Count the outcomes of all probes of a capability in a mode, by record."""
         return sum((self.probe_tally(row.id, probe, mode) for probe in row.probes), Counter())
+
+
+class KeptRecord(NamedTuple):
+    """A record with its place in the table."""
+
+    capability: str
+    probe: str
+    mode: str
+    outcome: Outcome
+    line: bytes
+
+
+class ModeSetup(NamedTuple):
+    """The sandbox, user and system that records of a mode name."""
+
+    sandbox: str | None
+    version: str | None
+    settings_sha256: str | None
+    user: str | None
+    os: str
+
+
+class OutcomeSide(Struct):
+    """One side of a report: what is known of its cells, and the records that say so."""
+
+    name: str
+    table: OutcomeTable
+    records: list[KeptRecord] = []
+    setups: dict[str, list[ModeSetup]] = {}  #: by mode
+    sha256: str | None = None  #: of the input
+    remarks: list[str] = []  #: what else came, and what is not in the records
+
+
+#: From the loudest to the quietest. `unmeasured`: it was known, and no longer is. `measured`: it
+#: was not known. `changed`: closed in another way.
+Change = Literal["opened", "unmeasured", "measured", "changed", "closed"]
+CHANGES: tuple[Change, ...] = ("opened", "unmeasured", "measured", "changed", "closed")
+_LETS_THROUGH: dict[Verdict, int] = {"open": 2, "partial": 1, "diverted": 0, "closed": 0}
+
+
+def change_between(before: Verdict, after: Verdict) -> Change | None:
+    """Return how a cell changed; None if it did not, or is known on neither side."""
+    less, more = _LETS_THROUGH.get(before), _LETS_THROUGH.get(after)
+    if less is None or more is None:
+        if less is more is None:
+            return None
+        return "unmeasured" if more is None else "measured"
+    if less == more:
+        return None if before == after else "changed"
+    return "opened" if more > less else "closed"

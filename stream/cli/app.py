@@ -77,6 +77,7 @@ app.command("probe-contract-gate", cls=matrix.HelperCommand, hidden=True)(matrix
 app.command(cls=matrix.EmitCommand)(matrix.emit)
 app.command("emit-record", cls=matrix.EmitRecordCommand, hidden=True)(matrix.emit_record)
 app.command()(outcomes.listen)
+app.command(cls=CarefulCommand)(outcomes.report)
 app.command()(filters.validate)
 app.command(cls=CarefulCommand)(filters.normalize)
 app.command()(matrix.doctor)

@@ -1,4 +1,4 @@
-"""The command that shows boundary objects to people: listen."""
+"""The commands that show boundary objects to people: listen and report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from stream.cli.options import Boundary, Force, Reject
 from stream.cli.runner import print_note, problem_sink, run_filter
 
 if TYPE_CHECKING:
+    from stream.boundary.outcomes import OutcomeSide
+    from stream.pipeline import Counts
     from stream.transformers.listen import Listen
     from stream.transformers.outcome_text import OutcomeText
 
@@ -74,3 +76,71 @@ def listen(
         return 1 if stage.counts.rejected else 0
 
     run_filter(files, work)
+
+
+def report(
+    files: list[str] = typer.Argument(
+        ..., metavar="FILE [AFTER]", help="One NDJSON file, or two: before and after. `-`: stdin."
+    ),
+    output: str | None = typer.Option(
+        None, "-o", "--output", metavar="F", help="The page: F.html. Default: stdout, in a pipe."
+    ),
+    force: Force = False,
+) -> None:
+    """Write one HTML page of what each mode lets through.
+
+    The page is one file that needs no network: a map of modes and capabilities, each cell of
+    which opens its records, with control, effect, the kernel's view and the evidence. With two
+    files it shows what opened, what closed, and what is no longer known.
+
+    \b
+      stream report boundary.ndjson -o report.html
+      stream report monday.ndjson tuesday.ndjson -o changes.html
+
+    It reads boundary objects of both patterns, boundary_event_v1 and boundary_event_v2. Other
+    records and bad lines are counted in the page. Exit 1 if there was a bad line.
+    """
+    if len(files) > 2:
+        raise typer.BadParameter("one file, or two: before and after")
+    if output is None and sys.stdout.isatty():
+        raise typer.BadParameter("-o is missing: a page does not go to a terminal")
+
+    async def work() -> int:
+        """Write the page and return the exit code."""
+        from stream.cli.inputs import expect_input
+        from stream.files.targets import STDOUT_TARGET, check_outputs
+        from stream.pipeline import Batch
+        from stream.records.control import LINES
+        from stream.sinks.ndjson import Ndjson
+        from stream.sinks.report import render_report
+        from stream.sources.ndjson import check_readable
+
+        check_readable(files)
+        for name in files:
+            expect_input(name, "boundary")
+        target = STDOUT_TARGET if output is None else output
+        check_outputs([target], files, force=force)
+        sides = [await _read_side(name) for name in files]
+        async with Ndjson(target).open() as write:
+            await write(Batch(LINES, [render_report([side for side, _ in sides])]))
+        rejected = sum(counts.rejected for _, counts in sides)
+        for side, counts in sides:
+            print_note(f"report: {side.name}: {counts}")
+        return 1 if rejected else 0
+
+    run_filter(files, work)
+
+
+async def _read_side(name: str) -> tuple[OutcomeSide, Counts]:
+    """Read the records of one side. Raise InputError where there are none."""
+    from stream.boundary.descriptors import mode_descriptor
+    from stream.errors import InputError
+    from stream.pipeline import Pipeline
+    from stream.sources.ndjson import NdjsonSource
+    from stream.transformers.kept_records import KeptRecords
+
+    stage = KeptRecords(name, mode_descriptor())
+    await Pipeline((NdjsonSource(name),)).through(stage).into(problem_sink(None))
+    if not stage.counts.passed:
+        raise InputError(f"{name}: it has no boundary objects")
+    return stage.side(), stage.counts

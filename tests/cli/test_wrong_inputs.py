@@ -29,6 +29,7 @@ WRONG = {
     "check": ["run.tar.gz", "boundary.ndjson", "raw.ndjson", *RECORDS],
     "validate": ["run", "run.tar.gz"],
     "listen": ["run", "run.tar.gz", "events.jsonl", "raw.ndjson", *RECORDS],
+    "report": ["run", "run.tar.gz", "events.jsonl", "raw.ndjson", *RECORDS],
     "verify": ["boundary.ndjson", "events.jsonl", "raw.ndjson", *RECORDS],
     "apply": ["run.tar.gz", "boundary.ndjson", "events.jsonl", *RECORDS],
     "normalize": ["run", "run.tar.gz", "boundary.ndjson", "events.jsonl", *RECORDS],
