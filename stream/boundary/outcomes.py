@@ -7,6 +7,7 @@ louder than what is known to be closed, since it may be open.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -139,20 +140,23 @@ class OutcomeSide(Struct):
     remarks: list[str] = []  #: what else came, and what is not in the records
 
 
-#: From the loudest to the quietest. `unmeasured`: it was known, and no longer is. `measured`: it
-#: was not known. `changed`: closed in another way.
-Change = Literal["opened", "unmeasured", "measured", "changed", "closed"]
-CHANGES: tuple[Change, ...] = ("opened", "unmeasured", "measured", "changed", "closed")
-_LETS_THROUGH: dict[Verdict, int] = {"open": 2, "partial": 1, "diverted": 0, "closed": 0}
+#: From the loudest to the quietest.
+Changed = Literal["opened", "unmeasured", "measured", "closed"]
+CHANGES: tuple[Changed, ...] = ("opened", "unmeasured", "measured", "closed")
+#: how much gets through, by outcome; the others tell nothing
+LETS_THROUGH = {"closed": 0, "diverted": 1, "partial": 2, "open": 3}
 
 
-def change_between(before: Verdict, after: Verdict) -> Change | None:
-    """Return how a cell changed; None if it did not, or is known on neither side."""
-    less, more = _LETS_THROUGH.get(before), _LETS_THROUGH.get(after)
-    if less is None or more is None:
-        if less is more is None:
-            return None
-        return "unmeasured" if more is None else "measured"
-    if less == more:
-        return None if before == after else "changed"
-    return "opened" if more > less else "closed"
+def outcome_change(
+    base: Collection[str], head: Collection[str], more: Mapping[str, int]
+) -> Changed | None:
+    """Return how a cell changed: by the outcomes in `head` that it did not have in `base`. `more`
+    ranks the outcomes that tell something. None: it has no new one that tells anything."""
+    new = {*head} - {*base}
+    known = [more[outcome] for outcome in base if outcome in more]
+    ranks = [more[outcome] for outcome in new if outcome in more]
+    if ranks and known:
+        return "opened" if max(ranks) > max(known) else "closed"
+    if ranks:
+        return "measured"
+    return "unmeasured" if new and known else None

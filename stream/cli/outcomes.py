@@ -91,7 +91,7 @@ def report(
 
     The page is one file that needs no network: a map of modes and capabilities, each cell of
     which opens its records, with control, effect, the kernel's view and the evidence. With two
-    files it shows what opened, what closed, and what is no longer known.
+    files it shows what opened, what closed, and what is no longer measured.
 
     \b
       stream report boundary.ndjson -o report.html

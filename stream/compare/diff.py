@@ -30,8 +30,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from stream.boundary.outcomes import outcome_change
 from stream.codec import DECODE_ERRORS, read_records
-from stream.compare.drift import outcome_change
 from stream.compare.names import RUN_FOLDER
 from stream.compare.sides import (
     ENDPOINTS,

@@ -3,11 +3,12 @@ measured. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from msgspec.structs import replace
 
+from stream.boundary.outcomes import LETS_THROUGH, outcome_change
 from stream.compare.lockfile import (
     NONE,
     UNTOLD,
@@ -20,8 +21,6 @@ from stream.errors import number
 from stream.records.boundary import UNKNOWN
 from stream.records.lock import BoundaryDrift, CellDrift, CellKey, CellState, LockMode
 
-#: how much gets through, by outcome; the others tell nothing
-_MORE = {"closed": 0, "diverted": 1, "partial": 2, "open": 3}
 Change = Literal["opened", "closed", "unmeasured", "measured", "changed", "untold", "unchanged"]
 _HEAD = (
     ("sandbox", "sandbox"),
@@ -30,21 +29,6 @@ _HEAD = (
     ("settings_sha256", "digest of the settings"),
 )
 DRIFTS: tuple[Change, ...] = ("opened", "closed", "unmeasured", "measured")
-
-
-def outcome_change(
-    base: Collection[str], head: Collection[str], more: Mapping[str, int]
-) -> Literal["opened", "closed", "unmeasured", "measured"] | None:
-    """Return how a cell changed: by the outcomes in `head` that it did not have in `base`. `more`
-    ranks the outcomes that tell something. None: it has no new one that tells anything."""
-    new = {*head} - {*base}
-    known = [more[outcome] for outcome in base if outcome in more]
-    ranks = [more[outcome] for outcome in new if outcome in more]
-    if ranks and known:
-        return "opened" if max(ranks) > max(known) else "closed"
-    if ranks:
-        return "measured"
-    return "unmeasured" if new and known else None
 
 
 def drift_of_lock(
@@ -128,7 +112,7 @@ def _cell_change(old: CellState | None, new: CellState | None) -> Change:
     if old and new and other_effects_of(new) - other_effects_of(old):
         return "opened"
     before, after = (outcomes_of(state) if state else frozenset[str]() for state in (old, new))
-    if change := outcome_change(before, after, _MORE):
+    if change := outcome_change(before, after, LETS_THROUGH):
         return change
     if new is None:
         return "untold" if before <= UNTOLD else "unmeasured"

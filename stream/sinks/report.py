@@ -20,36 +20,36 @@ from typing import Any
 
 from stream.boundary.outcomes import (
     CHANGES,
+    LETS_THROUGH,
     LOUDEST,
     CapabilityRow,
-    Change,
+    Changed,
     OutcomeSide,
     Tally,
     Verdict,
-    change_between,
     loudest,
+    outcome_change,
 )
 from stream.errors import printable
 from stream.records.modes import BASELINE
 
 _FOLDER = Path(__file__).parent
 MEANINGS: dict[Verdict, str] = {
-    "open": "It got through: its effect was seen on the host, or, where none was looked for, the"
-    " probe reports success.",
-    "partial": "Some of it got through.",
-    "untold": "The probe could not try.",
+    "open": "It got through: its effect was seen on the host, or, where none could be looked for,"
+    " the probe reports success.",
+    "partial": "The probe saw a part of it succeed.",
+    "untold": "The probe could not try, or nobody knows what happened.",
     "not-measured": "There is no record of this probe in this mode.",
     "no-control": "It did not get through, but without the sandbox it does not either: this proves"
     " nothing.",
     "diverted": "The probe was told yes, and nothing of it reached the host.",
     "closed": "It did not get through, and without the sandbox it does. In the mode baseline: it"
-    " was refused there.",
+    " was refused.",
 }
-CHANGE_WORDS: dict[Change, str] = {
+CHANGE_WORDS: dict[Changed, str] = {
     "opened": "opened",
-    "unmeasured": "no longer known",
-    "measured": "known now",
-    "changed": "closed in another way",
+    "unmeasured": "no longer measured",
+    "measured": "measured now",
     "closed": "closed",
 }
 
@@ -210,26 +210,27 @@ class _OutcomeMap:
             "is_control": mode == BASELINE,
         }
 
-    def _find_changes(self) -> Iterator[tuple[tuple[str, str, str], Change]]:
+    def _find_changes(self) -> Iterator[tuple[tuple[str, str, str], Changed]]:
         """Yield the cells that changed, of the modes that all sides have."""
         for row in self.capabilities:
             for probe, mode in product(row.probes, self.modes):
                 place = row.id, probe, mode
-                before, after = self._verdicts(*place)
-                if mode in self._compared and (change := change_between(before, after)):
+                before, after = self._tallies(*place)
+                change = outcome_change(before, after, LETS_THROUGH)
+                if change and mode in self._compared:
                     yield place, change
 
-    def _verdicts(self, capability: str, probe: str, mode: str) -> tuple[Verdict, Verdict]:
+    def _tallies(self, capability: str, probe: str, mode: str) -> tuple[Tally, Tally]:
         """Return what a cell came to before and after: the same, where there is one side."""
         before, after = self.sides[0].table, self.sides[-1].table
         place = capability, probe, mode
-        return loudest(before.probe_tally(*place)), loudest(after.probe_tally(*place))
+        return before.probe_tally(*place), after.probe_tally(*place)
 
     def _change_views(self) -> list[dict[str, Any]]:
         """Return the cells that changed, the loudest end first."""
         cells = []
         for (capability, probe, mode), change in self._changes.items():
-            before, after = self._verdicts(capability, probe, mode)
+            before, after = map(loudest, self._tallies(capability, probe, mode))
             cells.append(
                 {
                     "change": change,

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.boundary.measured import OUTCOMES
+from stream.boundary.outcomes import outcome_change
 from stream.compare.drift import (
     DRIFTS,
     describe_drift,
     drift_of_lock,
     drift_summary,
     has_drift,
-    outcome_change,
 )
 from stream.records.lock import BoundaryDrift
 from tests.lock.records import locked, measure, mode_record

@@ -16,7 +16,7 @@ SETTINGS = "5e" * 32
 #: claimed result, and state of the effect.
 _SAYING: dict[Outcome, tuple[str, str | None, str, str, str]] = {
     "open": ("success", None, "succeeded", "success", "seen"),
-    "partial": ("partial", None, "succeeded", "partial", "not-seen"),
+    "partial": ("partial", None, "succeeded", "partial", "not-checked"),
     "diverted": ("partial", None, "succeeded", "success", "not-seen"),
     "closed": ("denied", "EROFS", "succeeded", "denied", "not-seen"),
     "no-control": ("denied", "EACCES", "no-control", "denied", "not-seen"),
