@@ -48,6 +48,7 @@ NEEDS = ("targets", "stand-in")
 _WORDS = _ASSIGNMENT.replace("A-Za-z0-9_.-", "A-Za-z0-9_.:-")
 _NEEDS = re.compile(_WORDS.format(name="needs").encode(), re.MULTILINE)
 _EFFECT = re.compile(_WORDS.format(name="effect").encode(), re.MULTILINE)
+_VERSION = re.compile(rb"--probe-version[ =](?P<quote>[\"']?)(?P<value>[A-Za-z0-9_.-]+)(?P=quote)")
 #: In no comment, and not only printed. A here-document is not recognised.
 _PRINTED = rb"[ \t]*(?:echo|printf)\b(?:(?!\$\()[^|;&<`\n])*$"
 _CALL = re.compile(rb"^(?!%b)(?:(?!(?<![^\s])#)[^\n])*?\bemit-record\b" % _PRINTED, re.MULTILINE)
@@ -64,6 +65,7 @@ class Script(Struct, frozen=True):
     is_probe: bool = True  #: it calls emit-record or declares a capability, or cannot be read
     needs: str | None = None  #: the literal needs: one of NEEDS, unless the gate finds it
     effect: str | None = None  #: the literal effect, likewise one of EFFECTS
+    version: str | None = None  #: the literal version that it passes to emit-record
 
 
 def find_scripts(folder: Path) -> list[Script]:
@@ -134,6 +136,7 @@ def _read_script(folder: Path, name: str) -> Script:
         is_probe=not is_read or capability is not None or _CALL.search(text) is not None,
         needs=_declared_literal(_NEEDS, text),
         effect=_declared_literal(_EFFECT, text),
+        version=_declared_literal(_VERSION, text),
     )
 
 

@@ -1,4 +1,4 @@
-"""The commands about probes and their records: matrix, emit, probe, gate, helpers and doctor."""
+"""The commands about probes and their records: matrix, emit, probe, gate and helpers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ from stream.cli.runner import (
     run_prepared,
     run_to_exit,
 )
+from stream.cli.shards import check_modes, shard_of_options, write_plan
 
 if TYPE_CHECKING:
     from stream.boundary.scripts import MatrixPlan, Stop
+    from stream.cli.shards import Shard
     from stream.matrix.plan import MatrixRequest, StartedPlan
     from stream.matrix.run import MatrixResult
     from stream.transformers.emit import ProbeFailure
@@ -112,6 +114,19 @@ class MatrixOptions(Options):
     )
     timeout: ProbeTimeout = 30.0
     repeat: int = typer.Option(1, metavar="N", min=1, max=1_000_000, help="Run every cell N times.")
+    make_plan: bool = typer.Option(
+        False, "--make-plan", help="Write a plan of the matrix, for --plan; run nothing."
+    )
+    plan: Path | None = typer.Option(
+        None, metavar="P", help="Run the cells of a plan; write envelopes for `stream merge`."
+    )
+    shard: str | None = typer.Option(None, metavar="I/N", help="Run part I of N of the plan.")
+    host: str | None = typer.Option(
+        None,
+        metavar="NAME",
+        help="The host of the plan that this machine is. Default: its only one; with"
+        " --make-plan, the system and the machine.",
+    )
     list_: bool = typer.Option(
         False, "--list", help="Print the probes and their capabilities; run nothing."
     )
@@ -149,6 +164,13 @@ def matrix(options: MatrixOptions) -> None:
     Probes run from their own folder. If their tree has no bin/, a temporary one is made there,
     where that is writable.
 
+    Several machines share a matrix by a plan; each runs a shard:
+
+    \b
+      stream matrix --mode bwrap-ro --repeat 3 --make-plan -o plan.json
+      stream matrix --plan plan.json --shard 2/5 -o shard-2.ndjson
+      stream merge --plan plan.json shard-*.ndjson -o boundary.ndjson
+
     --probe, --cap and --mode take several words, or commas, or are repeated.
     FENCE_SANDBOX_MODE (read-only, workspace-write or danger-full-access) declares the
     sandbox mode; it is only recorded. Exit 0 if every probe wrote its own valid record, 1 if
@@ -170,10 +192,14 @@ def matrix(options: MatrixOptions) -> None:
     )
     if options.list_:
         run_now(lambda: _list_probes(request))
+    if options.plan is None and options.shard is not None:
+        raise typer.BadParameter("--shard is a part of a --plan")
+    if options.make_plan:
+        run_to_exit(lambda: write_plan(options, request))
     stop = Stop()
     run_prepared(
         lambda: _started_plan(options, request, stop),
-        lambda started: _measure_matrix(options, started, stop),
+        lambda started: _measure_matrix(options, *started, stop),
         stop.ask_to_stop,
     )
 
@@ -181,24 +207,27 @@ def matrix(options: MatrixOptions) -> None:
 @contextmanager
 def _started_plan(
     options: MatrixOptions, request: MatrixRequest, stop: Stop
-) -> Iterator[StartedPlan]:
+) -> Iterator[tuple[StartedPlan, Shard | None]]:
     """Plan and stage the probes of `stream matrix`, check its outputs and start the first cells."""
     from stream.files.targets import check_outputs, is_fifo
     from stream.matrix.plan import make_plan, start_plan
 
-    plan = make_plan(request)
+    shard = None if options.plan is None else shard_of_options(options, options.plan)
+    plan = make_plan(request if shard is None else shard.fill_request(request))
     report_skipped(plan)
-    if options.require_mode:
-        check_modes(plan)
+    if options.require_mode or shard is not None:
+        check_modes(plan, "--require-mode" if shard is None else "--plan")
     with start_plan(plan, min(options.jobs or default_jobs(), affordable_jobs())) as started:
         outputs = [name for name in (options.output, options.reject) if name is not None]
         check_outputs(outputs, force=options.force)
         if not any(map(is_fifo, outputs)):  # whose reader may keep us waiting
             started.head_start(stop)
-        yield started
+        yield started, shard
 
 
-async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: Stop) -> int:
+async def _measure_matrix(
+    options: MatrixOptions, started: StartedPlan, shard: Shard | None, stop: Stop
+) -> int:
     """Run every cell of a started plan, write the records and return the exit code."""
     from stream.cli.runner import MatrixProgress
     from stream.files.targets import STDOUT_TARGET
@@ -221,7 +250,11 @@ async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: St
         stop=stop,
         on_done=progress,
     )
-    sinks = Ndjson(output, is_whole=is_whole), problem_sink(options.reject, is_whole)
+    records = Ndjson(output, is_whole=is_whole)
+    sinks = (
+        records if shard is None else shard.seal_records(records),
+        problem_sink(options.reject, is_whole),
+    )
     try:
         result = await matrix.run(*sinks, raw=options.raw)
     except BaseException:
@@ -272,15 +305,6 @@ def _list_probes(request: MatrixRequest) -> int:
         print_answer(printable(f"{script.id:{width}}  {capability}"))
     report_skipped(plan)
     return 0
-
-
-def check_modes(plan: MatrixPlan) -> None:
-    """Raise RequiredError if a mode that was asked for cannot be run here."""
-    from stream.errors import RequiredError
-
-    if plan.measured is not None and plan.measured.unavailable:
-        names = ", ".join(name for name, _ in plan.measured.unavailable)
-        raise RequiredError(f"--require-mode: cannot be run here: {names}")
 
 
 def report_skipped(plan: MatrixPlan) -> None:
@@ -464,32 +488,6 @@ def _emit_one(words: list[str]) -> int:
 
     print_answer(emit_words(words))
     return 0
-
-
-def doctor(
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each check."),
-) -> None:
-    """Report what works on this machine and what to install.
-
-    Each check is ok, limited or missing, with what was found. Exit 1 if something is missing
-    that `stream matrix` needs.
-    """
-
-    async def work() -> int:
-        """Print what this machine can do and return the exit code."""
-        import msgspec
-
-        from stream.doctor import check_machine
-
-        found = await check_machine()
-        for check in found:
-            if as_json:
-                print_answer(msgspec.json.encode(check))
-            else:
-                print_answer(f"{check.state:8} {check.name:14} {check.detail}")
-        return 1 if any(check.needed and check.state == "missing" for check in found) else 0
-
-    run_to_exit(work)
 
 
 class HelperCommand(CarefulCommand):

@@ -1,4 +1,5 @@
-"""The commands about modes: modes lists them, canary tells whether one of them is on."""
+"""The commands about what can be measured here: modes lists the sandboxes, canary tells whether one
+of them is on, and doctor what works on this machine."""
 
 from __future__ import annotations
 
@@ -105,6 +106,32 @@ def _report_canaries(result: CanaryResult, mode: str) -> int:
     also = f"; let through as it promises: {', '.join(allowed)}" if allowed else ""
     print_note(f"stream: {mode}: {stopped} of {len(required)} canaries stopped{also}")
     return result.exit_code
+
+
+def doctor(
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each check."),
+) -> None:
+    """Report what works on this machine and what to install.
+
+    Each check is ok, limited or missing, with what was found. Exit 1 if something is missing
+    that `stream matrix` needs.
+    """
+
+    async def work() -> int:
+        """Print what this machine can do and return the exit code."""
+        import msgspec
+
+        from stream.doctor import check_machine
+
+        found = await check_machine()
+        for check in found:
+            if as_json:
+                print_answer(msgspec.json.encode(check))
+            else:
+                print_answer(f"{check.state:8} {check.name:14} {check.detail}")
+        return 1 if any(check.needed and check.state == "missing" for check in found) else 0
+
+    run_to_exit(work)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,23 +1,30 @@
 """Split a matrix over several machines by a plan, and merge what they recorded.
 
 A cell is named by a digest of host, mode, probe and repetition. Its record travels in an envelope
-with that name, because a boundary object names neither host nor repetition. Pure, but for
-`read_plan`.
+with that name, because a boundary object names neither host nor repetition.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
 from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
+from stream.boundary.scripts import MatrixPlan
 from stream.codec import DECODE_ERRORS, decode_fault, read_document
 from stream.errors import InputError, UsageError
+from stream.matrix.plan import MatrixRequest
+from stream.pipeline import Batch, Sink, Write
+from stream.process.machine import system_name
 from stream.records.boundary import UNKNOWN
+from stream.records.control import BOUNDARY
 from stream.records.lock import Envelope, MatrixPlanDocument, PlannedProbe, decode_plan
 from stream.records.modes import decode_mode_boundary
 
@@ -131,15 +138,100 @@ def _foreign_reason(cell: PlannedCell | None, envelope: Envelope) -> str:
     if envelope.host != cell.host:
         return f"{cell}: it comes from {envelope.host}"
     record = decode_mode_boundary(bytes(envelope.record))
+    found, planned = record.probe, cell.probe
+    if (record.run.mode, found.id) != (cell.mode, planned.id):
+        return f"{cell}: its record is of {found.id} ({record.run.mode})"
     # A record that the harness wrote knows no version.
-    versions = (cell.probe.version, UNKNOWN)
-    if (record.run.mode, record.probe.id) == (cell.mode, cell.probe.id):
-        if record.probe.version in versions:
-            return ""
-        return f"{cell}: its record is of version {record.probe.version}"
-    return f"{cell}: its record is of {record.probe.id} ({record.run.mode})"
+    if planned.version is None or found.version in (planned.version, UNKNOWN):
+        return ""
+    return f"{cell}: its record is of version {found.version}"
 
 
 def envelope_of(cell: PlannedCell, record: bytes) -> Envelope:
     """Put the record of a cell into an envelope."""
     return Envelope(cell=cell.digest, host=cell.host, record=Raw(record))
+
+
+def plan_document(plan: MatrixPlan, host: str | None) -> MatrixPlanDocument:
+    """Return the plan of a matrix that machines of one kind are to measure. Raise UsageError if it
+    is not one of modes."""
+    if plan.measured is None or len(plan.measured.modes) < 2:
+        raise UsageError("a plan is of modes: --mode names them")
+    name, *_, machine = system_name().lower().split()
+    return MatrixPlanDocument(
+        hosts=[host or f"{name}-{machine}"],
+        modes=[mode.name for mode in plan.measured.modes],
+        probes=[PlannedProbe(script.id, script.version) for script in plan.scripts],
+        repeat=plan.repeat,
+    )
+
+
+class Shard(Struct):
+    """A part of a plan that one machine measures.
+
+    It runs all modes of its probes, because each cell needs its control, but records only its own
+    cells.
+    """
+
+    plan: MatrixPlanDocument  #: of the one host, and of the probes that have a cell in the shard
+    cells: list[PlannedCell]
+
+    def fill_request(self, request: MatrixRequest) -> MatrixRequest:
+        """Return a request for what the shard has to run."""
+        return replace(
+            request,
+            probes=[probe.id for probe in self.plan.probes],
+            modes=self.plan.modes,
+            repeat=self.plan.repeat,
+            from_outside=True,
+        )
+
+    def seal_records(self, sink: Sink) -> EnvelopeSink:
+        """Return a sink that puts the records of the cells into envelopes."""
+        return EnvelopeSink(sink, self)
+
+
+def make_shard(plan: MatrixPlanDocument, shard: str, host: str | None) -> Shard:
+    """Return a shard of a plan, by the words of --shard and --host. Raise UsageError."""
+    hosts = ", ".join(plan.hosts)
+    if host is None and len(plan.hosts) > 1:
+        raise UsageError(f"the plan has several hosts: --host names this one of {hosts}")
+    if host is not None and host not in plan.hosts:
+        raise UsageError(f"--host {host}: the plan has {hosts}")
+    part = replace(plan, hosts=[host or plan.hosts[0]])
+    cells = shard_of_plan(part, *parse_shard(shard))
+    if not cells:
+        raise UsageError(f"--shard {shard}: the plan has fewer cells than shards")
+    probes = {cell.probe for cell in cells}
+    return Shard(replace(part, probes=[one for one in plan.probes if one in probes]), cells)
+
+
+class EnvelopeSink(Struct):
+    """Writes the records of a shard's cells in envelopes, and leaves out the others."""
+
+    sink: Sink
+    shard: Shard
+    kinds: Collection[str] = (BOUNDARY,)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write]:
+        """Open the sink, and give a writer for the records of the matrix."""
+        wanted = {cell.digest for cell in self.shard.cells}
+        cells = groupby(planned_cells(self.shard.plan), lambda cell: (cell.mode, cell.probe.id))
+        # The runs of one probe in one mode are alike: the first record is of the first.
+        left = {key: iter([*repetitions]) for key, repetitions in cells}
+
+        async with self.sink.open() as write:
+
+            async def seal(batch: Batch[bytes]) -> None:
+                """Put the records of a batch into envelopes."""
+                sealed = []
+                for line in batch.items:
+                    record = decode_mode_boundary(line)
+                    cell = next(left[record.run.mode, record.probe.id])
+                    if cell.digest in wanted:
+                        sealed.append(msgspec.json.encode(envelope_of(cell, line)))
+                if sealed:
+                    await write(Batch(BOUNDARY, sealed))
+
+            yield seal

@@ -102,7 +102,7 @@ class PlannedProbe(Struct, forbid_unknown_fields=True, frozen=True):
     """A probe of a plan."""
 
     id: Name  #: Id of the probe.
-    version: str  #: Version that its records must have.
+    version: str | None  #: Version that its records must have; null when it is not known.
 
 
 class MatrixPlanDocument(FrozenRecord, tag=MATRIX_PLAN, frozen=True, kw_only=True):

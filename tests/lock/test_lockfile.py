@@ -298,6 +298,17 @@ def test_what_is_written_is_what_is_read(lock: BoundaryLock) -> None:
         assert lines[number - 1] == lock_lines(BoundaryLock((), tuple(cells)))[-2]
 
 
+def test_every_character_can_be_written() -> None:
+    """None that a terminal or an editor would interpret, or hide, gets into the file."""
+    name = "".join(map(chr, (*range(1, 0x250), 0x202E, 0x2028, 0xFEFF, 0x1F600)))
+    found = measure(mode_record(name, version=name), mode_record("-"), mode_record('"'))
+    text = lock_text(found)
+    assert text.isascii()
+    assert all(line.isprintable() for line in text.splitlines())
+    parsed = parse_lock(text.encode(), "b")
+    assert (parsed.lock, parsed.faults) == (found.lock, [])
+
+
 LINES = TEXT.splitlines()
 SEALED = [n for n, line in enumerate(LINES, 1) if line[0] != "#" and n not in (1, len(LINES))]
 
@@ -391,6 +402,8 @@ def test_each_edit_is_named() -> None:
         (b"\x1f\x8b\x00\xff\n", "not a lockfile"),
         (b"lock 2\nwhatever\n", "boundary.lock:1: lock 2: made by a newer stream, and this one"),
         (b"lock 0\n", "not a lockfile"),
+        (b"lock \n", "not a lockfile"),
+        (b"lock 02\n", "not a lockfile"),
         (b"lock 99999999999999999999\n", "not a lockfile"),
         (b"lock 1", "boundary.lock:1: cut off: the line has no end"),
         (b"lock 1\n", "boundary.lock:1: cut off: the last line is not `end`"),

@@ -6,19 +6,23 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from stream.compare.lockfile import parse_lock
 from tests.cli.command import Place, write_script
-from tests.cli.test_modes import nothing_left, write_mode
+from tests.cli.test_modes import write_mode
 from tests.lock.records import lock_text, measure, mode_record
 
-__all__ = ["nothing_left"]
 PROBES = ("fs_outside_workspace", "fs_workspace_write_create", "fs_sentinel_delete")
 CLOSED = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--die-with-parent", "{probe}"]
 OPEN = ["bwrap", "--bind", "/", "/", "--dev", "/dev", "--die-with-parent", "{probe}"]
+
+
+def read_records(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def outcomes_in(path: Path) -> dict[tuple[str, str], str]:
@@ -202,3 +206,84 @@ def test_all_modes_that_can_be_run_here(place: Place) -> None:
     assert listed == [name for name in expected if name != "baseline"]
     assert "bwrap-ro" in listed
     assert "unshare-net" not in listed
+
+
+# --- in parts ---------------------------------------------------------------------------------
+
+
+def test_a_matrix_in_parts_is_the_whole(place: Place) -> None:
+    """Of three shards by a plan, merged: the same cells in the same order, and the same lock."""
+    words = ("--mode", "bwrap-ro", "landlock-ro", "--probe", *PROBES, "--repeat", "2")
+    done = place.stream("matrix", *words, "--make-plan", "-o", "plan.json")
+    assert (done.code, done.out, done.err) == (0, b"", "")
+    assert place.stream("validate", "plan.json").code == 0
+    plan = json.loads((place.workspace / "plan.json").read_bytes())
+    assert plan["modes"] == ["baseline", "bwrap-ro", "landlock-ro"]
+    assert [probe["id"] for probe in plan["probes"]] == [*PROBES]
+    assert all(probe["version"] for probe in plan["probes"])
+    sizes = []
+    for shard in ("1/4", "2/4", "3/4", "4/4"):
+        name = f"shard-{shard[0]}.ndjson"
+        done = place.stream("matrix", "--plan", "plan.json", "--shard", shard, "-o", name)
+        assert done.code == 0, done.err
+        assert place.stream("validate", name).code == 0
+        sizes.append(len((place.workspace / name).read_bytes().splitlines()))
+    assert sorted(sizes) == [4, 4, 5, 5]
+    files, merged = sorted(place.workspace.glob("shard-*")), place.workspace / "merged.ndjson"
+    done = place.stream("merge", "--plan", "plan.json", *files, "-o", merged)
+    assert (done.code, done.err) == (0, "merge: 18 of 18 cells\n")
+    assert place.stream("matrix", *words, "-o", "whole.ndjson", "-q").code == 0
+    keys = [
+        [(one["run"]["mode"], one["probe"]["id"], one["control"]["state"]) for one in some]
+        for some in map(read_records, (merged, place.workspace / "whole.ndjson"))
+    ]
+    assert keys[0] == keys[1]
+    locks = [place.stream("lock", name).out for name in ("merged.ndjson", "whole.ndjson")]
+    assert locks[0] == locks[1] != b""
+    done = place.stream("merge", "--plan", "plan.json", *files[:3])
+    assert (done.code, done.err.count("merge: missing: ")) == (1, sizes[3])
+
+
+def test_a_plan_that_is_not_split(place: Place) -> None:
+    words = ("--mode", "bwrap-ro", "--probe", "fs_sentinel_delete", "--host", "ci")
+    plan = place.root / "plan.json"
+    plan.write_bytes(place.stream("matrix", *words, "--make-plan").out)
+    done = place.stream("matrix", "--plan", plan)
+    assert (done.code, {one["host"] for one in done.records}) == (0, {"ci"})
+    whole = place.stream("merge", "--plan", plan, "-", data=done.out)
+    assert (whole.code, len(whole.records)) == (0, 2)
+
+
+def test_what_does_not_go_with_a_plan(place: Place) -> None:
+    plan = place.root / "plan.json"
+    words = ("--mode", "bwrap-ro", "--probe", "fs_sentinel_delete")
+    plan.write_bytes(place.stream("matrix", *words, "--make-plan").out)
+    for more, message in (
+        (["--plan", plan, "--probe", "fs_tmp_write"], "--plan says what is run"),
+        (["--plan", plan, "--mode", "bwrap-ro"], "--plan says what is run"),
+        (["--plan", plan, "--repeat", "2"], "--plan says what is run"),
+        (["--plan", plan, "--raw"], "--plan says what is run"),
+        (["--plan", plan, "--shard", "3/2"], "--shard 3/2: expected I/N"),
+        (["--plan", plan, "--shard", "1/9"], "the plan has fewer cells than shards"),
+        (["--plan", plan, "--host", "other"], "--host other: the plan has "),
+        (["--plan", "nosuch.json"], "nosuch.json: no such file"),
+        (["--shard", "1/2"], "--shard is a part of a --plan"),
+        (["--make-plan"], "a plan is of modes: --mode names them"),
+        (["--make-plan", "--mode", "baseline"], "a plan is of modes: --mode names them"),
+    ):
+        done = place.stream("matrix", *more)
+        assert (done.code, done.out) == (2, b""), more
+        assert message in done.err
+
+
+def test_a_plan_of_a_mode_that_cannot_be_run_here(place: Place) -> None:
+    done = place.stream("matrix", "--mode", "bwrap-ro", "sandbox-exec", "--make-plan")
+    assert (done.code, done.out) == (40, b"")
+    assert "--make-plan: cannot be run here: sandbox-exec" in done.err
+    plan = json.loads(place.stream("matrix", "--mode", "bwrap-ro", "--make-plan").out)
+    path = place.root / "plan.json"
+    path.write_text(json.dumps({**plan, "modes": ["baseline", "sandbox-exec"]}))
+    done = place.stream("matrix", "--plan", path, "--shard", "1/2", "-o", "shard.ndjson")
+    assert (done.code, done.out) == (40, b"")
+    assert "--plan: cannot be run here: sandbox-exec" in done.err
+    assert not [*place.workspace.iterdir()]

@@ -19,6 +19,7 @@ from stream.matrix.shards import (
     MergedMatrix,
     PlannedCell,
     envelope_of,
+    make_shard,
     merge_envelopes,
     parse_shard,
     planned_cells,
@@ -37,7 +38,7 @@ plans = st.builds(
     hosts=st.lists(names, min_size=1, max_size=2, unique=True),
     modes=st.lists(names, min_size=1, max_size=3, unique=True),
     probes=st.lists(
-        st.builds(PlannedProbe, id=names, version=st.sampled_from("12")),
+        st.builds(PlannedProbe, id=names, version=st.sampled_from(["1", "2", None])),
         min_size=1,
         max_size=6,
         unique_by=lambda probe: probe.id,
@@ -53,7 +54,8 @@ PLAN = MatrixPlanDocument(
 
 
 def seal(cell: PlannedCell, **changes: Any) -> Envelope:
-    value = mode_record(cell.probe.id, mode=cell.mode, version=cell.probe.version, **changes)
+    version = cell.probe.version or "7"
+    value = mode_record(cell.probe.id, mode=cell.mode, version=version, **changes)
     return envelope_of(cell, as_line(value).strip())
 
 
@@ -108,6 +110,33 @@ def test_a_probe_stays_with_its_control() -> None:
     for part in parts:
         numbers = sorted(int(name[-2:]) for name in part)
         assert numbers[-1] - numbers[0] >= 10
+
+
+def test_the_shard_of_a_host() -> None:
+    plan = msgspec.structs.replace(PLAN, hosts=["x", "y"])
+    parts = [make_shard(plan, f"{number}/2", "y") for number in (1, 2)]
+    cells = [cell for part in parts for cell in part.cells]
+    assert {cell.digest for cell in cells} == {
+        cell.digest for cell in planned_cells(plan) if cell.host == "y"
+    }
+    for part in parts:
+        assert part.plan.hosts == ["y"]
+        assert {probe.id for probe in part.plan.probes} == {cell.probe.id for cell in part.cells}
+    assert make_shard(PLAN, "1/1", None).cells == planned_cells(PLAN)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "shard", "host", "message"),
+    [
+        (["x", "y"], "1/1", None, "the plan has several hosts: --host names this one of x, y"),
+        (["x"], "1/1", "z", "--host z: the plan has x"),
+        (["x"], "1/9", None, "--shard 1/9: the plan has fewer cells than shards"),
+        (["x"], "9", None, "--shard 9: expected I/N"),
+    ],
+)
+def test_no_shard(hosts: list[str], shard: str, host: str | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_shard(msgspec.structs.replace(PLAN, hosts=hosts), shard, host)
 
 
 @pytest.mark.parametrize(("text", "shard"), [("1/1", (1, 1)), ("2/3", (2, 3)), ("12/12", (12, 12))])
