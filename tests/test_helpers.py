@@ -36,7 +36,8 @@ def test_every_helper_is_executable() -> None:
     names = {path.name for path in HELPERS.iterdir()}
     assert names >= {
         "emit-record", "detect-stack", "portable-path", "json-extract", "paging-stress",
-        "probe-exec", "probe-contract-gate", "landlock-run", "reach",
+        "probe-exec", "probe-contract-gate", "landlock-run", "reach", "claude-run",
+        "scripted-model",
     }  # fmt: skip
     assert all(os.access(HELPERS / name, os.X_OK) for name in names)
 

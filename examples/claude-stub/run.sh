@@ -17,7 +17,7 @@ print(found.submodule_search_locations[0] if found else "")')/_bundled
 
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
-coproc STUB { exec python3 "$here/../../tests/e2e/stub_anthropic.py" "$here/script.json"; }
+coproc STUB { exec python3 "$here/../../stream/helpers/scripted-model" "$here/script.json"; }
 read -r port <&"${STUB[0]}"
 
 request=$(sed -n '/^## Request/,/^## Constraints/{/^##/d;/./p}' "$here/scenario.md")

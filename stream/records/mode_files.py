@@ -24,6 +24,7 @@ class ModeDocument(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     version: tuple[str, ...] = ()  #: the command that prints its version in its first line
     platforms: tuple[str, ...] = ("linux",)
     untested: bool = False
+    start_seconds: float = 0.0  #: that its start may take, beside the time of a probe
     network: bool = True  #: it may be started inside of the stand-in's network namespace
     env: dict[str, str] = {}
     files: dict[str, str] = {}  #: settings files, by path

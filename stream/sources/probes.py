@@ -97,10 +97,11 @@ class ProbeSource(Struct):
     async def _run_cell(self, cell: Cell, slot: int) -> RawEmission:
         """Run the probe of a cell, and make its emission."""
         if self.targets is None:
-            return self._make_emission(cell, await self._measure_cell(cell, slot))
-        measured = await self.targets.measure(cell, slot, self.timeout)
+            return self._make_emission(cell, await self._measure_cell(cell, slot), self.timeout)
+        timeout = self.timeout + self.targets.modes[cell.mode].document.start_seconds
+        measured = await self.targets.measure(cell, slot, timeout)
         return replace(
-            self._make_emission(cell, measured.captured),
+            self._make_emission(cell, measured.captured, timeout),
             workspace_root=measured.workspace,
             sandbox_mode=measured.sandbox_mode,
             harness=measured.harness,
@@ -127,7 +128,7 @@ class ProbeSource(Struct):
             tree, timeout=self.timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
         )
 
-    def _make_emission(self, cell: Cell, got: Captured) -> RawEmission:
+    def _make_emission(self, cell: Cell, got: Captured, timeout: float) -> RawEmission:
         """Make the raw emission of a cell from what was captured of its probe."""
         return RawEmission(
             probe=cell.script.id,
@@ -144,7 +145,7 @@ class ProbeSource(Struct):
             stderr_bytes=got.stderr.total,
             exit_code=got.exit_code,
             signal=got.signal,
-            timed_out=self.timeout if got.timed_out else None,
+            timed_out=timeout if got.timed_out else None,
             spawn_error=got.spawn_error,
             stragglers=got.stragglers,
             harness=tuple(map(utf8, self.staging.ours)),

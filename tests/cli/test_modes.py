@@ -175,6 +175,14 @@ def test_a_sandbox_that_misbehaves_gives_an_error_record(place: Place, name: str
     assert cells["baseline", "fs_sentinel_delete"]["result"]["observed_result"] == "success"
 
 
+def test_a_mode_may_have_time_of_its_own_to_start(place: Place) -> None:
+    mode = write_mode(place, "slow", ["sh", "-c", "sleep 60", "{probe}"], start_seconds=0.5)
+    words = ("--mode", mode, "--probe", "fs_sentinel_delete", "--timeout", "1")
+    cells = measure(place, *words, code=1)
+    said = cells["slow", "fs_sentinel_delete"]["result"]["message"]
+    assert said == "the probe was still running after 1.5 s"
+
+
 def test_what_a_sandbox_leaves_is_named_and_removed(place: Place) -> None:
     command = ["sh", "-c", 'echo x >.mess; echo y >"$HOME/.mess2"; exec "$@"', "-", "{probe}"]
     mode = write_mode(place, "messy", command)

@@ -21,9 +21,9 @@ from typing import IO, Any
 
 import pytest
 
-from tests.cli.command import PATIENCE, STREAM, Done, Place
+from tests.cli.command import HELPERS, PATIENCE, STREAM, Done, Place
 
-STUB = Path(__file__).with_name("stub_anthropic.py")
+STUB = HELPERS / "scripted-model"
 KEY = "sk-ant-api03-made-up-for-a-test-0123456789abcdefghijklmnop"
 LIMIT = "40"  #: seconds of an agent that only a bug lets run on
 REQUEST = "Add a function and a test for it."
