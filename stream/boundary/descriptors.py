@@ -319,9 +319,11 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
             f"{path}: $.pattern_version: is {document.pattern_version!r}"
             f" but the pattern version that the schema {file} reports is {listed}"
         )
-    if document.pattern_version == PATTERN_VERSION and not canonical:
+    is_ours = document.pattern_version in (PATTERN_VERSION, MODE_PATTERN)
+    if is_ours and not canonical and check is not _check_measured:
+        version = document.pattern_version
         raise InputError(
-            f"{path}: $.pattern_version: {PATTERN_VERSION} is the pattern {CANONICAL.name} of"
+            f"{path}: $.pattern_version: {version} is the pattern {_pattern_file(version).name} of"
             f" stream, and the schema {file} is another one: a change of it needs a version of"
             " its own"
         )

@@ -25,14 +25,14 @@ def make_pattern(version: str) -> dict[str, Any]:
 
 @pytest.fixture
 def descriptor(place: Place) -> Path:
-    (place.root / "pattern.json").write_text(json.dumps(make_pattern("boundary_event_v2")))
+    (place.root / "pattern.json").write_text(json.dumps(make_pattern("boundary_event_v9")))
     path = place.root / "mine.json"
     path.write_text(
         json.dumps(
             {
                 "schema_version": "boundary_schema_v1",
                 "key": "mine-v2",
-                "pattern_version": "boundary_event_v2",
+                "pattern_version": "boundary_event_v9",
                 "schema_path": "pattern.json",
             }
         )
@@ -80,7 +80,7 @@ def test_a_stream_of_them_becomes_an_archive(place: Place, descriptor: Path) -> 
     assert data
     refused, good = place.root / "no.tar.gz", place.root / "yes.tar.gz"
     done = place.stream("archive", "-", "--run-id", "r1", "-o", refused, data=data)
-    assert (done.code, "boundary_event_v2" in done.err) == (1, True)
+    assert (done.code, "boundary_event_v9" in done.err) == (1, True)
     done = place.stream("archive", "-", "--run-id", "r1", "-o", good, *named, data=data)
     assert done.code == 0, done.err
     assert place.stream("verify", good).code == 0
@@ -89,14 +89,15 @@ def test_a_stream_of_them_becomes_an_archive(place: Place, descriptor: Path) -> 
     assert place.stream("check", "-", *named, data=bad).code == 1
 
 
+@pytest.mark.parametrize("version", ["boundary_event_v1", "boundary_event_v2"])
 @pytest.mark.parametrize("command", ["matrix --list", "validate x", "listen x", "check x"])
-def test_a_pattern_that_keeps_the_name_is_refused(place: Place, command: str) -> None:
+def test_a_pattern_that_keeps_the_name_is_refused(place: Place, command: str, version: str) -> None:
     (place.workspace / "x").write_bytes(b"")
     document = {
         "schema_version": "boundary_schema_v1",
         "key": "mine-v1",
-        "pattern_version": "boundary_event_v1",
-        "schema": make_pattern("boundary_event_v1"),
+        "pattern_version": version,
+        "schema": make_pattern(version),
     }
     (place.workspace / "same.json").write_text(json.dumps(document))
     done = place.stream(*command.split(), "--boundary", "same.json")
@@ -112,7 +113,7 @@ def test_what_came_with_the_records_reads_no_other_file(place: Place, descriptor
     (folder / "events.jsonl").write_bytes(b"")
     (folder / "boundary.ndjson").write_bytes(data)
     (folder / NAMED).write_bytes(descriptor.read_bytes())  # which names a file next to it
-    (folder / "pattern.json").write_text(json.dumps(make_pattern("boundary_event_v2")))
+    (folder / "pattern.json").write_text(json.dumps(make_pattern("boundary_event_v9")))
     done = place.stream("verify", folder)
     assert done.code == 1
     assert "$.schema_path: it came without its pattern" in done.err
@@ -122,7 +123,7 @@ def test_what_came_with_the_records_reads_no_other_file(place: Place, descriptor
 def test_the_gate_holds_a_record_to_the_pattern_that_is_named(
     place: Place, descriptor: Path, *, is_flag: bool
 ) -> None:
-    schema = make_pattern("boundary_event_v2")
+    schema = make_pattern("boundary_event_v9")
     schema["properties"]["operation"]["properties"]["verb"] = {"enum": ["fly"]}
     (descriptor.parent / "pattern.json").write_text(json.dumps(schema))
     words = ["--boundary", str(descriptor)] if is_flag else []

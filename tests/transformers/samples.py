@@ -85,14 +85,14 @@ def make_builder() -> BoundaryBuilder:
 def make_own_builder(**changes: str) -> BoundaryBuilder:
     """A pattern of the user's own: another version, a mode more, as JSON texts by JSON path."""
     schema = json.loads((BUNDLE / "schema" / "boundary_object_schema.json").read_text())
-    schema["properties"]["schema_version"]["const"] = "boundary_event_v2"
+    schema["properties"]["schema_version"]["const"] = "boundary_event_v9"
     schema["properties"]["run"]["properties"]["mode"]["enum"] = ["baseline", "caged"]
     for place, text in changes.items():
         schema[place] = json.loads(text)
     document = {
         "schema_version": "boundary_schema_v1",
         "key": "mine-v2",
-        "pattern_version": "boundary_event_v2",
+        "pattern_version": "boundary_event_v9",
         "schema": schema,
     }
     return BoundaryBuilder(find_catalogs(None), make_descriptor(document, HERE))

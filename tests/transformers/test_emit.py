@@ -304,12 +304,12 @@ def test_a_pattern_of_the_users_own() -> None:
     own = make_own_builder()
     got, transformer = emit(cell(frame(*WORDS, "--run-mode", "caged"), mode="caged"), own)
     assert transformer.failures == []
-    assert (got["schema_version"], got["schema_key"]) == ("boundary_event_v2", "mine-v2")
+    assert (got["schema_version"], got["schema_key"]) == ("boundary_event_v9", "mine-v2")
     assert got["run"]["mode"] == "caged"
     got, transformer = emit(cell(mode="caged"), own)
     assert transformer.failures[0].reason == "no-record"
-    assert (got["schema_version"], got["run"]["mode"]) == ("boundary_event_v2", "caged")
-    plain = record(run={"mode": "caged"}) | {"schema_version": "boundary_event_v2"}
+    assert (got["schema_version"], got["run"]["mode"]) == ("boundary_event_v9", "caged")
+    plain = record(run={"mode": "caged"}) | {"schema_version": "boundary_event_v9"}
     plain["schema_key"] = "mine-v2"
     assert emit(cell(line(plain), mode="caged"), own)[1].failures == []
     plain["probe"]["id"] = "other"
@@ -328,18 +328,18 @@ def test_a_pattern_that_leaves_the_harness_no_room() -> None:
 
 def test_a_pattern_without_what_names_a_cell() -> None:
     own = make_own_builder(
-        required="[]", properties='{"schema_version":{"const":"boundary_event_v2"}}'
+        required="[]", properties='{"schema_version":{"const":"boundary_event_v9"}}'
     )
     loose = make_own_builder(
         required="[]",
-        properties='{"schema_version":{"const":"boundary_event_v2"}}',
+        properties='{"schema_version":{"const":"boundary_event_v9"}}',
         additionalProperties="true",
     )
-    bare = b'{"schema_version":"boundary_event_v2"}'
+    bare = b'{"schema_version":"boundary_event_v9"}'
     for pattern in (own, loose):
         assert emit(cell(bare), pattern)[1].failures[0].reason == "invalid-record"
     value = record(result={"observed_result": "skipped"})
-    value |= {"schema_version": "boundary_event_v2", "schema_key": "mine-v2"}
+    value |= {"schema_version": "boundary_event_v9", "schema_key": "mine-v2"}
     value["capability_context"]["primary"]["since"] = "6.12"
     assert emit(cell(line(value)), loose)[1].results == {"skipped": 1}
     value["capability_context"]["primary"]["layer"] = "other"

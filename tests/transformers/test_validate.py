@@ -237,7 +237,7 @@ def test_places_do_not_depend_on_reads(items: list[bytes], cuts: list[int]) -> N
 def test_a_pattern_of_the_users_own_validates_its_own_records() -> None:
     own = make_own_builder().descriptor
     named = {"schema_key": "mine-v2"}
-    changed = {**named, "schema_version": "boundary_event_v2"}
+    changed = {**named, "schema_version": "boundary_event_v9"}
     theirs = line(record(run={"mode": "caged"}) | changed)
     bad = line(record(run={"mode": "x"}) | changed)
     plain = line(record() | named)  # as the harness writes it where the pattern has no room
@@ -246,23 +246,23 @@ def test_a_pattern_of_the_users_own_validates_its_own_records() -> None:
     assert out == [theirs, plain]
     found = [(one.rule, one.path) for one in control if isinstance(one, Finding)]
     assert found == [
-        ("boundary_event_v2", "$.run.mode"),
+        ("boundary_event_v9", "$.run.mode"),
         ("boundary_event_v1", "$.schema_key"),  # another descriptor is in force
     ]
-    assert transformer.contracts == {"boundary_event_v2": 1, "boundary_event_v1": 1}
+    assert transformer.contracts == {"boundary_event_v9": 1, "boundary_event_v1": 1}
 
 
 @pytest.mark.parametrize("key", ["cfbo-v1", None, 5, [], {}])
 def test_a_key_goes_with_its_own_pattern(key: object) -> None:
     own = make_own_builder(required='["schema_version"]', properties=_ANY_KEY).descriptor
     both = Boundaries([own, make_builder().descriptor], known_catalogs())
-    value = line({"schema_version": "boundary_event_v2", "schema_key": key})
-    assert both.check_boundary(value, "boundary_event_v2") is not None
-    good = line({"schema_version": "boundary_event_v2", "schema_key": "mine-v2"})
-    assert both.check_boundary(good, "boundary_event_v2") is None
+    value = line({"schema_version": "boundary_event_v9", "schema_key": key})
+    assert both.check_boundary(value, "boundary_event_v9") is not None
+    good = line({"schema_version": "boundary_event_v9", "schema_key": "mine-v2"})
+    assert both.check_boundary(good, "boundary_event_v9") is None
 
 
-_ANY_KEY = '{"schema_version": {"const": "boundary_event_v2"}, "schema_key": {}}'
+_ANY_KEY = '{"schema_version": {"const": "boundary_event_v9"}, "schema_key": {}}'
 
 
 DEFAULTS = b'{"catalog":{"linux":"catalogs/x.json"},"boundary":"catalogs/y.json"}'
