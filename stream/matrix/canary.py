@@ -81,14 +81,20 @@ def _verdicts(
         outcome = outcome_of(record)
         what = CANARIES[record.probe.id]
         is_told = outcome in ("open", "closed", "diverted")
-        why = record.result.message or "no reason is known"
-        if outcome == "no-control":
-            why = f"without the sandbox it fails as well ({record.control.errno or why})"
         yield CanaryVerdict(
             mode=record.run.mode,
             probe=record.probe.id,
             got_through=outcome == "open",
             is_told=is_told,
             must_stop=promises.get(record.probe.primary_capability_id, "deny") != "allow",
-            sentence=what if is_told else f"{_NOT_TOLD} {what}: {why}",
+            sentence=what if is_told else f"{_NOT_TOLD} {what}: {_why_untold(record, outcome)}",
         )
+
+
+def _why_untold(record: ModeBoundary, outcome: str) -> str:
+    """Say why a canary tells nothing: often the sandbox itself has said it, on stderr."""
+    why = record.result.message or "no reason is known"
+    if outcome == "no-control":
+        return f"without the sandbox it fails as well ({record.control.errno or why})"
+    said, _, _ = (record.payload.stderr_snippet or "").strip().partition("\n")
+    return f"{why}: {said}" if said else why

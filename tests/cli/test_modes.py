@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import Done, Place, processes_naming
+from tests.cli.command import STREAM, Done, Place, processes_naming
 
 #: where a write must be looked for outside of the slot
 SHARED = ("fs_tmp_write", "fs_usr_write_guard", "fs_system_roots_write_guard")
@@ -278,6 +278,29 @@ def test_a_sandbox_that_is_on_stops_its_canaries(place: Place, mode: str) -> Non
     done = place.stream("canary", "--mode", mode)
     assert done.code == 0, done.err
     assert "GOT THROUGH" not in done.err
+
+
+WITH_A_USER = """
+mount --bind "$1" /etc/passwd && mount -t tmpfs none /home && mkdir /home/tester &&
+chown 4321:4321 /home/tester && shift && exec "$@"
+"""
+
+
+def test_firejail_confines_a_user_to_the_workspace_in_the_home(
+    place: Place, needs_root: None
+) -> None:
+    """It gives the home a mount of its own, and refuses users of the system."""
+    passwd = place.root / "passwd"
+    users = Path("/etc/passwd").read_text()
+    passwd.write_text(f"{users}tester:x:4321:4321::/home/tester:/bin/bash\n")
+    inside = ("unshare", "--mount", "sh", "-c", WITH_A_USER, "-", str(passwd), STREAM)
+    words = ("canary", "--mode", "firejail-workspace", "--as")
+    done = place.stream(*words, "tester", argv0=inside)
+    assert done.code == 0, done.err
+    assert "3 of 3 canaries stopped" in done.err
+    done = place.stream(*words, "nobody", argv0=inside)
+    assert done.code == 40, done.err
+    assert "status 1: Error: the user is not allowed to use Firejail." in done.err
 
 
 def test_a_canary_in_a_sandbox_that_does_nothing_is_alarmed(place: Place) -> None:

@@ -135,6 +135,7 @@ def test_a_sandbox_that_is_required_runs_nothing_without_what_it_needs(sandboxed
     assert done.code == 40, done.err
     assert "GOT THROUGH" not in done.err
     assert "0 of 5 canaries stopped" in done.err
+    assert done.err.count("status 125: Error: sandbox required but unavailable") == 5
     words = ("matrix", "--mode", "claude-sandbox-strict", "--probe", *WRITES)
     done = sandboxed.stream(*words, env=env)
     assert done.code == 1, done.err
