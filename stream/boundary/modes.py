@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import sha256
@@ -19,18 +18,20 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from stream.boundary.policies import promises_in
+from stream.boundary.settings_files import read_settings
 from stream.codec import BUNDLE
-from stream.errors import InputError, UsageError, reporting
+from stream.errors import InputError, UsageError
 from stream.process.users import User
 from stream.records.control import MODE_NAME
 from stream.records.mode_files import ModeDocument, settings_of
 from stream.records.modes import BASELINE, Sandbox
+from stream.records.policies import PolicyPromise
 
 FOLDER = BUNDLE / "catalogs" / "modes"
 PLACES = ("workspace", "home", "outside", "tmp", "state", "kit", "helpers")
 PROBE = "{probe}"
 _PLACE = re.compile(r"\{([^{}]*)\}")
-_MOST = 1 << 20  #: bytes of a mode's file
 
 
 class Mode(Struct, frozen=True):
@@ -39,6 +40,7 @@ class Mode(Struct, frozen=True):
     name: str
     path: Path
     document: ModeDocument
+    promises: tuple[PolicyPromise, ...]
 
     @property
     def missing(self) -> list[str]:
@@ -117,41 +119,19 @@ def _fill_places(text: str, places: Mapping[str, str], *, strict: bool = True) -
 
 def load_mode(path: Path) -> Mode:
     """Read a mode from its file. Raise InputError with file and line."""
-    with reporting(path), path.open("rb") as file:
-        data = file.read(_MOST + 1)
-    if len(data) > _MOST:
-        raise InputError(f"{path}: larger than {_MOST} bytes")
+    file = read_settings(str(path))
     name = path.stem
     if re.match(MODE_NAME, name) is None:
         raise InputError(f"{path}: a mode's name has lower-case letters, digits, `.`, `_` and `-`")
+    promises = promises_in(file)
     try:
-        text = data.decode()
-        value = tomllib.loads(text)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}:{data[: error.start].count(10) + 1}: not UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        line = re.search(r"line (\d+)", str(error))
-        where = f"{path}:{line[1]}" if line else f"{path}:{text.count(chr(10)) + 1}"
-        reason = re.sub(r" \(at .*\)$", "", str(error))
-        raise InputError(f"{where}: {reason[:1].lower()}{reason[1:]}") from None
-    try:
-        document = msgspec.convert(value, ModeDocument)
+        document = msgspec.convert(file.value, ModeDocument)
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at ")
-        raise InputError(f"{path}:{_line_of(text, reason + place)}: {error}") from None
+        keys = re.findall(r"[`$.](\w+)", str(error).partition(" - at ")[2] or str(error))
+        raise InputError(f"{path}:{file.line(*keys)}: {error}") from None
     for key, fault in _mode_faults(document):
-        raise InputError(f"{path}:{_line_of(text, key)}: {fault}")
-    return Mode(name, path, document)
-
-
-def _line_of(text: str, words: str) -> int:
-    """Return the number of the line that a fault is about: that of a key which its words name."""
-    names = re.findall(r"[`$.](\w+)", words) or [words]
-    for name in reversed(names):
-        key = re.compile(rf'^\s*(?:\[)?"?{re.escape(name)}"?\s*[=\]]', re.MULTILINE)
-        if found := key.search(text):
-            return text.count("\n", 0, found.start() + len(found[0]) - len(found[0].lstrip())) + 1
-    return 1
+        raise InputError(f"{path}:{file.line(key)}: {fault}")
+    return Mode(name, path, document, promises)
 
 
 def _mode_faults(document: ModeDocument) -> Iterable[tuple[str, str]]:
