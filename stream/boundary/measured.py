@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.boundary.emit_flags import clip_text
+from stream.errors import shorten_text
 from stream.records.boundary import Boundary, Result, Status
 from stream.records.modes import (
     MODE_PATTERN,
@@ -145,6 +146,15 @@ def outcome_of(record: ModeBoundary) -> Outcome:
     # The probe failed with an errno: unlike without the sandbox.
     is_closed = record.result.errno is not None and record.control.state == "succeeded"
     return "closed" if is_closed and _was_tried(record) else "untold"
+
+
+def untold_reason(record: Boundary, outcome: str) -> str:
+    """Return why a record tells nothing of its sandbox."""
+    if isinstance(record, ModeBoundary) and outcome == "no-control":
+        errno = record.control.errno
+        return "without the sandbox it fails as well" + (f" ({errno})" if errno else "")
+    said = record.result.message or "it does not say why"
+    return f"the probe could not try: {shorten_text(said, 200)}"
 
 
 def _was_tried(record: ModeBoundary) -> bool:

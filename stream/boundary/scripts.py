@@ -33,6 +33,7 @@ from stream.process.tree import Tree, start_tree
 
 if TYPE_CHECKING:
     from stream.boundary.modes import MeasuredModes
+    from stream.records.policies import Policy
 
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 BUNDLED = BUNDLE / "probes"
@@ -347,6 +348,7 @@ class MatrixPlan(Struct, frozen=True):
     left_out: tuple[Script, ...] = ()  #: bundled ones that belong to another catalog
     no_probes: tuple[Script, ...] = ()  #: they lie there, but nothing says that they measure
     measured: MeasuredModes | None = None  #: the probes run in modes, measured from outside
+    policy: Policy | None = None  #: what the records are judged by
 
     @property
     def scripts(self) -> list[Script]:

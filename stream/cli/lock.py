@@ -92,7 +92,8 @@ def lock(options: LockOptions) -> None:
 
     Exit 0 if the boundary is as locked, 1 if it drifted, 2 if the lockfile cannot be used: it
     has conflict markers, was edited by hand or comes from a newer version. stderr names each
-    such line. 40 if a mode that is to be locked cannot be run here.
+    such line. --policy also reports every cell that contradicts what a file promises, with exit
+    1 if something got through that it denies. 40 if a mode that is to be locked cannot be run here.
     """
     if options.format and not options.check:
         raise typer.BadParameter("--format goes with --check")
@@ -130,6 +131,7 @@ async def _write_lock(options: LockOptions) -> int:
     from stream.errors import InputError, RequiredError
 
     _check_output(options, options.records)
+    promises = options.promises  # what is wrong with them is told before anything is measured
     if options.records:
         found = await _boundary_of_files(options)
     else:
@@ -137,7 +139,7 @@ async def _write_lock(options: LockOptions) -> int:
         plan = plan_modes(options, names or modes_to_lock())
         for name, reason in plan.measured.unavailable if plan.measured else ():
             raise RequiredError(f"mode {name} cannot be run here: {reason}")
-        found = measured_boundary(await measured_records(options, plan))
+        found = measured_boundary(promises.judged(await measured_records(options, plan)))
     cells, modes = found.lock.cells, found.lock.modes
     if not cells:
         raise InputError("there is nothing to lock: no record of a mode besides baseline")
@@ -150,7 +152,7 @@ async def _write_lock(options: LockOptions) -> int:
     }
     what = f"{number(len(cells), 'cell')} in {number(len(modes), 'mode')}"
     print_note(f"lock: {what}" + "".join(f", {n} {word}" for word, n in counts.items() if n))
-    return 0
+    return options.report_promises()
 
 
 async def _check_lock(options: LockOptions) -> int:
@@ -172,7 +174,8 @@ async def _check_lock(options: LockOptions) -> int:
     await _write(options.output, _formatted_drift(options, drift, locked))
     if options.output != "-" or options.format not in (None, "text"):
         print_note(f"lock: {drift_summary(drift)}")
-    return 1 if has_drift(drift) else 0
+    is_broken = options.report_promises()
+    return 1 if has_drift(drift) else is_broken
 
 
 async def _boundary_of_files(options: LockOptions) -> MeasuredBoundary:
@@ -183,7 +186,8 @@ async def _boundary_of_files(options: LockOptions) -> MeasuredBoundary:
     from stream.errors import InputError
 
     found = await to_thread.run_sync(
-        lambda: measured_boundary(_read_records(options)), abandon_on_cancel=True
+        lambda: measured_boundary(options.promises.judged(_read_records(options))),
+        abandon_on_cancel=True,
     )
     if not found.lock.cells:
         names = ", ".join(options.records)
@@ -200,6 +204,7 @@ async def _measured_drift(
     from stream.compare.lockfile import measured_boundary, part_of_lock
     from stream.errors import UsageError
 
+    promises = options.promises
     names, absent = split_words(options.mode, "--mode"), dict[str, str]()
     if not names:
         known = {mode.name for mode in find_modes()}
@@ -214,7 +219,7 @@ async def _measured_drift(
     part = part_of_lock(
         locked, lambda cell: cell.mode in modes and (probes is None or cell.probe in probes)
     )
-    found = measured_boundary(await measured_records(options, plan))
+    found = measured_boundary(promises.judged(await measured_records(options, plan)))
     if not part.lock.cells and not found.lock.cells:
         raise UsageError("there is nothing to compare: no cell of the lockfile, and no mode")
     drift = drift_of_lock(part, found, options.lockfile, absent)
@@ -264,7 +269,7 @@ def _check_output(options: LockOptions, inputs: list[str]) -> None:
     from stream.files.targets import check_outputs
 
     is_update = not options.check and _is_lockfile(options.output)
-    check_outputs([options.output], inputs, force=options.force or is_update)
+    check_outputs([options.output], [*inputs, *options.policy], force=options.force or is_update)
 
 
 def _is_lockfile(name: str) -> bool:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from stream.cli.shards import Shard
     from stream.matrix.plan import MatrixRequest, StartedPlan
     from stream.matrix.run import MatrixResult
+    from stream.pipeline import Sink
     from stream.transformers.emit import ProbeFailure
 
 
@@ -133,6 +134,15 @@ class MatrixOptions(Options):
     as_completed: bool = typer.Option(
         False, "--as-completed", help="Write records as cells finish, not in cell order."
     )
+    policy: list[str] = typer.Option(
+        [],
+        metavar="FILE",
+        help="Report every cell that contradicts what FILE promises: a policy, or the settings of"
+        " Claude Code, srt or Codex. Repeatable.",
+    )
+    findings: str | None = typer.Option(
+        None, metavar="FILE", help="With --policy: also write what contradicts it to FILE."
+    )
     raw: bool = typer.Option(False, "--raw", help="Write raw emissions, for `stream emit -`.")
     output: str = typer.Option(
         "-",
@@ -159,6 +169,7 @@ def matrix(options: MatrixOptions) -> None:
       stream matrix | stream listen -
       stream matrix --probe fs_tmp_write fs_usr_write_guard --repeat 3
       stream matrix --cap cap_fs_write_workspace_tree -o boundary.ndjson
+      stream matrix --mode codex-read-only --policy ~/.codex/config.toml -o boundary.ndjson
       stream matrix --probes ./probes --workspace ./project --timeout 5
 
     Probes run from their own folder. If their tree has no bin/, a temporary one is made there,
@@ -174,7 +185,7 @@ def matrix(options: MatrixOptions) -> None:
     --probe, --cap and --mode take several words, or commas, or are repeated.
     FENCE_SANDBOX_MODE (read-only, workspace-write or danger-full-access) declares the
     sandbox mode; it is only recorded. Exit 0 if every probe wrote its own valid record, 1 if
-    one did not.
+    one did not, or if something that --policy denies got through.
     """
     from stream.boundary.scripts import Stop
     from stream.matrix.plan import MatrixRequest
@@ -189,7 +200,12 @@ def matrix(options: MatrixOptions) -> None:
         workspace=options.workspace,
         repeat=options.repeat,
         run_as=options.run_as,
+        policies=options.policy,
     )
+    if options.raw and options.policy:
+        raise typer.BadParameter("--policy judges records, and --raw writes none")
+    if options.findings and not options.policy:
+        raise typer.BadParameter("--findings goes with --policy")
     if options.list_:
         run_now(lambda: _list_probes(request))
     if options.plan is None and options.shard is not None:
@@ -218,8 +234,9 @@ def _started_plan(
     if options.require_mode or shard is not None:
         check_modes(plan, "--require-mode" if shard is None else "--plan")
     with start_plan(plan, min(options.jobs or default_jobs(), affordable_jobs())) as started:
-        outputs = [name for name in (options.output, options.reject) if name is not None]
-        check_outputs(outputs, force=options.force)
+        named = (options.output, options.reject, options.findings)
+        outputs = [name for name in named if name is not None]
+        check_outputs(outputs, options.policy, force=options.force)
         if not any(map(is_fifo, outputs)):  # whose reader may keep us waiting
             started.head_start(stop)
         yield started, shard
@@ -232,6 +249,7 @@ async def _measure_matrix(
     from stream.cli.runner import MatrixProgress
     from stream.files.targets import STDOUT_TARGET
     from stream.matrix.run import Matrix
+    from stream.records.control import GAPS, REJECTS
     from stream.sinks.ndjson import Ndjson
 
     def is_whole() -> bool:
@@ -251,10 +269,11 @@ async def _measure_matrix(
         on_done=progress,
     )
     records = Ndjson(output, is_whole=is_whole)
-    sinks = (
-        records if shard is None else shard.seal_records(records),
-        problem_sink(options.reject, is_whole),
-    )
+    problems = problem_sink(options.reject, is_whole)
+    if options.policy:
+        problems.kinds = (GAPS, REJECTS)
+    sinks: list[Sink] = [records if shard is None else shard.seal_records(records), problems]
+    sinks += policy_sinks(options.policy, options.findings)
     try:
         result = await matrix.run(*sinks, raw=options.raw)
     except BaseException:
@@ -268,6 +287,15 @@ async def _measure_matrix(
     elif is_on_terminal and not options.quiet:
         print_note("These are records. To read them: stream matrix | stream listen -")
     return code
+
+
+def policy_sinks(policies: Sequence[str], findings: str | None) -> list[Sink]:
+    """Return the sinks of what contradicts a policy."""
+    from stream.records.control import FINDINGS
+    from stream.sinks.ndjson import Ndjson, Text
+
+    sinks: list[Sink] = [Text((FINDINGS,), most=sys.maxsize)] if policies else []
+    return [*sinks, Ndjson(findings, (FINDINGS,))] if findings else sinks
 
 
 def _name_partial_file(output: str) -> None:
@@ -347,6 +375,9 @@ def report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     if outcome.recorded != outcome.cells:
         cells = f"stopped: {outcome.recorded} of {outcome.cells} cells"
     bad = outcome.failed or outcome.strays or outcome.recorded != outcome.cells
+    bad = bad or any(one.kind == "fail-open" for one in outcome.contradictions)
+    if outcome.judged and not (quiet and not bad):
+        print_note(f"stream: policy: {outcome.judged}")
     if quiet and not bad:
         return 0
     if raw:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import typer
 
 from stream.cli.matrix import MatrixOptions, affordable_jobs, default_jobs, report_matrix
 from stream.cli.options import ListsCommand, Options, Probes, ProbeTimeout, split_words
-from stream.cli.runner import MatrixProgress
+from stream.cli.runner import MatrixProgress, print_note
 
 if TYPE_CHECKING:
+    from stream.boundary.contradictions import PromiseCheck
     from stream.boundary.scripts import MatrixPlan
     from stream.records.modes import ModeBoundary
 
@@ -39,8 +41,34 @@ class MeasureOptions(Options):
     repeat: int = typer.Option(
         1, metavar="N", min=1, max=1000, help="Run every cell N times, to find those that flap."
     )
+    policy: list[str] = MatrixOptions.policy
     jobs: int | None = MatrixOptions.jobs
     timeout: ProbeTimeout = 30.0
+
+    @cached_property
+    def promises(self) -> PromiseCheck:
+        """Return what judges records by the policies that are named, if there are any."""
+        from stream.boundary.contradictions import PromiseCheck
+        from stream.boundary.descriptors import find_catalogs
+        from stream.boundary.policies import read_policies
+        from stream.boundary.policy_rules import places_in_slots
+        from stream.process.users import find_user
+
+        places = places_in_slots(find_user(self.run_as).home)
+        capabilities = find_catalogs(None).capability_ids()
+        return PromiseCheck(read_policies(self.policy, places, capabilities))
+
+    def report_promises(self) -> int:
+        """Report on stderr what contradicts a policy. Return 1 if something that it denies got
+        through."""
+        from stream.records.control import sentence_for_people
+
+        findings = self.promises.findings() if self.policy else []
+        for finding in findings:
+            print_note(sentence_for_people(finding))
+        if self.policy:
+            print_note(f"stream: policy: {self.promises.summary}")
+        return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
 def modes_to_lock() -> list[str]:

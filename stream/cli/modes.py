@@ -65,6 +65,12 @@ def canary(
     run_as: str | None = typer.Option(
         None, "--as", metavar="USER", help="Run as this user. Default: under sudo, who called it."
     ),
+    policy: list[str] = typer.Option(
+        [],
+        metavar="FILE",
+        help="What FILE promises to deny must be stopped: a policy, or the settings of Claude"
+        " Code, srt or Codex. Default: the mode's file.",
+    ),
     timeout: ProbeTimeout = 10.0,
 ) -> None:
     """Tell whether a sandbox is on.
@@ -77,14 +83,14 @@ def canary(
       stream canary --mode codex-workspace-write && codex exec "fix the build"
 
     Exit 0 if all were stopped that must be, 1 if one got through, 40 if it could not be told.
-    What a mode must stop is what its file promises to deny or does not name.
+    What a mode must stop is what its file, or --policy, promises to deny or does not name.
     """
 
     async def work() -> int:
         """Run the canaries and return the exit code."""
         from stream.matrix.canary import run_canaries
 
-        result = await run_canaries(mode, None, run_as, timeout)
+        result = await run_canaries(mode, policy, run_as, timeout)
         return _report_canaries(result, Path(mode).stem if "/" in mode else mode)
 
     run_to_exit(work)

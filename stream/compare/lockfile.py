@@ -24,7 +24,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from stream.boundary.measured import OUTCOMES, outcome_of
+from stream.boundary.measured import OUTCOMES, outcome_of, untold_reason
 from stream.errors import InputError, shorten_text
 from stream.records.boundary import UNKNOWN
 from stream.records.control import DIGEST, MODE_NAME
@@ -150,7 +150,7 @@ def measured_boundary(records: Iterable[ModeBoundary]) -> MeasuredBoundary:
         if failure:
             found.broken.add(key)
         if outcome in UNTOLD:
-            found.reasons[key] = failure or _untold_reason(record, outcome)
+            found.reasons[key] = failure or untold_reason(record, outcome)
     found.lock = BoundaryLock(
         tuple(modes[name].head_of_mode(name) for name in sorted(modes)),
         tuple(LockCell(*key, cells[key].state_of_cell(key[2])) for key in sorted(cells)),
@@ -170,15 +170,6 @@ def harness_reason(record: ModeBoundary) -> str:
         return ""
     why = record.result.message or str(harness.get("reason"))
     return f"the probe failed, and the harness wrote its record: {shorten_text(why, 200)}"
-
-
-def _untold_reason(record: ModeBoundary, outcome: str) -> str:
-    """Return why a record tells nothing of its sandbox."""
-    if outcome == "no-control":
-        errno = record.control.errno
-        return "without the sandbox it fails as well" + (f" ({errno})" if errno else "")
-    said = record.result.message or "it does not say why"
-    return f"the probe could not try: {shorten_text(said, 200)}"
 
 
 def _known_effects(record: ModeBoundary) -> set[str]:

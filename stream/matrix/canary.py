@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -12,8 +12,8 @@ from stream.matrix.plan import MatrixRequest, make_plan, start_plan
 from stream.matrix.run import Matrix, MatrixResult
 from stream.pipeline import CollectingSink
 from stream.records.control import BOUNDARY
-from stream.records.mode_files import Promise
 from stream.records.modes import ModeBoundary, decode_mode_boundary
+from stream.records.policies import Policy
 
 #: The probes, and what it means in plain words that one gets through.
 CANARIES = {
@@ -53,13 +53,14 @@ class CanaryResult(Struct, frozen=True):
 
 
 async def run_canaries(
-    mode: str, policy: Mapping[str, Promise] | None, run_as: str | None, timeout: float
+    mode: str, policies: Sequence[str], run_as: str | None, timeout: float
 ) -> CanaryResult:
-    """Run the canaries in a mode. Without a policy the promises of the mode's file hold; what
-    neither names must be stopped. Raise StreamError."""
-    plan = make_plan(
-        MatrixRequest(probes=list(CANARIES), modes=[mode], run_as=run_as, from_outside=True)
+    """Run the canaries in a mode. Without policies the promises of the mode's file hold; what they
+    do not name must be stopped. Raise StreamError."""
+    request = MatrixRequest(
+        probes=list(CANARIES), modes=[mode], run_as=run_as, from_outside=True, policies=policies
     )
+    plan = make_plan(request)
     sink = CollectingSink((BOUNDARY,))
     assert plan.measured is not None
     if plan.measured.unavailable:
@@ -70,24 +71,24 @@ async def run_canaries(
     tested = plan.measured.modes[-1]
     records = [decode_mode_boundary(line) for line in sink.items]
     of_mode = [record for record in records if record.run.mode == tested.name]
-    return CanaryResult(list(_verdicts(of_mode, policy or tested.document.promises)), result)
+    return CanaryResult(list(_verdicts(of_mode, plan.policy or Policy(tested.promises))), result)
 
 
-def _verdicts(
-    records: list[ModeBoundary], promises: Mapping[str, Promise]
-) -> Iterator[CanaryVerdict]:
+def _verdicts(records: list[ModeBoundary], policy: Policy) -> Iterator[CanaryVerdict]:
     """Give a verdict on each record."""
     for record in records:
         outcome = outcome_of(record)
         what = CANARIES[record.probe.id]
         is_told = outcome in ("open", "closed", "diverted")
+        promise = policy.promise_of(record.probe.primary_capability_id)
+        sentence = what if is_told else f"{_NOT_TOLD} {what}: {_why_untold(record, outcome)}"
         yield CanaryVerdict(
             mode=record.run.mode,
             probe=record.probe.id,
             got_through=outcome == "open",
             is_told=is_told,
-            must_stop=promises.get(record.probe.primary_capability_id, "deny") != "allow",
-            sentence=what if is_told else f"{_NOT_TOLD} {what}: {_why_untold(record, outcome)}",
+            must_stop=promise is None or promise.promise != "allow",
+            sentence=sentence if promise is None else f"{sentence}; {promise}",
         )
 
 

@@ -41,6 +41,7 @@ from stream.records.boundary import SANDBOX_MODES
 
 if TYPE_CHECKING:
     from stream.boundary.modes import MeasuredModes
+    from stream.records.policies import Policy
 
 HEAD_START = 16  #: how many probes may run before the loop is loaded: enough to keep the cores busy
 
@@ -59,6 +60,7 @@ class MatrixRequest(Struct, frozen=True):
     run_as: str | None = None  #: the user that probes in modes run as
     from_outside: bool = False  #: measure also the baseline alone from outside
     with_needs: bool = False  #: also probes that need targets, which else run only if named
+    policies: Sequence[str] = ()  #: files whose promises the records are judged by
 
 
 def make_plan(request: MatrixRequest) -> MatrixPlan:
@@ -74,6 +76,10 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
     modes = tuple(dict.fromkeys(request.modes)) or descriptor.modes[:1]
     measured = _find_measured(request, modes, descriptor)
     if measured is not None:
+        from stream.boundary.policies import check_capabilities
+
+        for mode in measured.modes:
+            check_capabilities(mode.promises, catalogs.capability_ids())
         modes = tuple(mode.name for mode in measured.modes)
         descriptor = descriptor if descriptor.measures_modes else mode_descriptor()
     found = find_scripts(folder)
@@ -94,7 +100,26 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
         tuple(left_out),
         tuple(no_probes),
         measured,
+        _read_policy(request.policies, catalogs, workspace, measured),
     )
+
+
+def _read_policy(
+    paths: Sequence[str], catalogs: Catalogs, workspace: Path, measured: MeasuredModes | None
+) -> Policy | None:
+    """Read the policies that records are judged by. Raise InputError."""
+    if not paths:
+        return None
+    from stream.boundary.policies import read_policies
+    from stream.boundary.policy_rules import ProbePlaces, places_in_slots
+
+    if measured is not None:
+        places = places_in_slots(measured.user.home)
+    else:
+        tmp = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+        home = os.environ.get("HOME") or "/"
+        places = ProbePlaces(str(workspace), home, "/var/tmp", tmp, f"{tmp}/socket")  # noqa: S108
+    return read_policies(paths, places, catalogs.capability_ids())
 
 
 def _find_measured(

@@ -23,8 +23,10 @@ from stream.process.tree import Reaper
 from stream.records.emission import FILE_MOST, Word
 from stream.sources.probes import ProbeSource
 from stream.transformers.emit import Emit, EncodeRaw, ProbeFailure
+from stream.transformers.judge import Judge
 
 if TYPE_CHECKING:
+    from stream.records.policies import Contradiction
     from stream.targets.measuring import Leftover
 
 
@@ -41,6 +43,8 @@ class MatrixResult(Struct):
     leftovers: list[Leftover] = field(default_factory=list)  #: files that cells in modes left
     left_outside: list[str] = field(default_factory=list)  #: mounts and control groups they left
     no_internet: str | None = None  #: why cells in modes had no stand-in Internet
+    contradictions: list[Contradiction] = field(default_factory=list)  #: of the plan's policy
+    judged: str = ""  #: how many cells agree with it
 
 
 class Matrix:
@@ -57,6 +61,8 @@ class Matrix:
     ) -> None:
         self._plan = plan
         self.emit = Emit(BoundaryBuilder(plan.plan.catalogs, plan.plan.descriptor))
+        policy, descriptor = plan.plan.policy, plan.plan.descriptor
+        self.judge = None if policy is None else Judge(policy, descriptor)
         self.source = ProbeSource(
             plan=plan.plan,
             staging=plan.staging,
@@ -79,11 +85,13 @@ class Matrix:
                     open_targets(measured, self._plan.staging, self._plan.jobs)
                 )
             try:
-                transformer = EncodeRaw() if raw else self.emit
-                report = await Pipeline((self.source,)).through(transformer).into(*sinks)
+                pipeline = Pipeline((self.source,)).through(EncodeRaw() if raw else self.emit)
+                if self.judge is not None:
+                    pipeline = pipeline.through(self.judge)
+                report = await pipeline.into(*sinks)
             finally:
                 strays = Reaper.get().end_strays()
-        return self.matrix_result(sum(counts.passed for _, counts in report.transformers), strays)
+        return self.matrix_result(report.transformers[0][1].passed, strays)
 
     def matrix_result(self, recorded: int, strays: list[str]) -> MatrixResult:
         """Return the result, once the pipeline has ended."""
@@ -99,6 +107,8 @@ class Matrix:
             leftovers=[] if targets is None else targets.leftovers,
             left_outside=[] if targets is None else targets.left_outside,
             no_internet=None if targets is None else targets.no_internet,
+            contradictions=[] if self.judge is None else self.judge.check.contradictions(),
+            judged="" if self.judge is None else self.judge.check.summary,
         )
 
 
