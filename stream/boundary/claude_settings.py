@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from stream.boundary.policy_rules import (
     ALL,
     ALLOWED,
@@ -49,8 +51,13 @@ def claude_rules(file: SettingsFile, places: ProbePlaces) -> Iterator[PolicyRule
         return
     blocks = SandboxBlocks(file, places, "sandbox")
     is_strict = blocks.flag("network", "strictAllowlist")
-    rules = [*blocks.file_rules(), *blocks.network_rules("deny" if is_strict else "ask")]
-    yield from (rule for rule in rules if rule.name or enabled)
+    may_leave = blocks.flag("allowUnsandboxedCommands") is not False
+    for rule in (*blocks.file_rules(), *blocks.network_rules("deny" if is_strict else "ask")):
+        if rule.name:
+            yield rule
+        elif enabled:  # a command that may leave the sandbox has to ask for it
+            is_asked = may_leave and rule.promise == "deny"
+            yield replace(rule, promise="ask") if is_asked else rule
     if enabled:
         setting = file.setting("sandbox", "enabled")
         yield PolicyRule("write", "allow", places.workspace, setting, INCLUDED)

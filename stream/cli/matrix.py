@@ -202,8 +202,8 @@ def matrix(options: MatrixOptions) -> None:
         run_as=options.run_as,
         policies=options.policy,
     )
-    if options.raw and options.policy:
-        raise typer.BadParameter("--policy judges records, and --raw writes none")
+    if (options.raw or options.make_plan) and options.policy:
+        raise typer.BadParameter("--policy judges records, which --raw and --make-plan do not make")
     if options.findings and not options.policy:
         raise typer.BadParameter("--findings goes with --policy")
     if options.list_:

@@ -129,6 +129,33 @@ def test_it_fails_open_silently_without_what_it_needs(sandboxed: Place, name: st
     assert set(states(done, "claude-sandbox").values()) == {"seen"}
 
 
+def test_settings_promise_what_holds_only_with_what_they_need(sandboxed: Place) -> None:
+    """Each fail-open names the line of the settings that promises otherwise."""
+    settings = sandboxed.root / "policy.json"
+    network = '"network": {"allowedDomains": ["allowed.example.test", "*.allowed.example.test"]}'
+    settings.write_text(f'{{"sandbox": {{\n"enabled": true,\n{network}}}}}')
+    words = (
+        "matrix",
+        "--mode",
+        "claude-sandbox",
+        "--policy",
+        settings,
+        "--probe",
+        *WRITES,
+        *EGRESS,
+    )
+    done = sandboxed.stream(*words)
+    assert done.code == 0, done.err
+    assert "policy: 0 fail-open, 0 fail-closed, " in done.err
+    assert "; 4 as promised" in done.err
+    done = sandboxed.stream(*words, env={"PATH": path_without(sandboxed, "socat")})
+    assert done.code == 1, done.err
+    opened = [line for line in done.err.splitlines() if ": fail-open: " in line]
+    said = [(f"{settings}:2", "fs_outside_workspace"), (f"{settings}:3", "egress_http_denied")]
+    assert {(line.split(": ")[0], line.split(": ")[2].split()[0]) for line in opened} == {*said}
+    assert len(opened) == 2
+
+
 def test_a_sandbox_that_is_required_runs_nothing_without_what_it_needs(sandboxed: Place) -> None:
     env = {"PATH": path_without(sandboxed, "socat")}
     done = sandboxed.stream("canary", "--mode", "claude-sandbox-strict", env=env)

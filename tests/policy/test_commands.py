@@ -218,7 +218,7 @@ def test_a_policy_that_cannot_be_used_ends_it(place: Place, command: str, text: 
 def test_wrong_use_is_refused(place: Place) -> None:
     policy = write(place, "own.toml", '[promises]\ncap_net_dns = "deny"\n')
     for words, said in (
-        (("--raw", "--policy", policy), "--raw writes none"),
+        (("--raw", "--policy", policy), "--raw and --make-plan do not make"),
         (("--findings", "f"), "--findings goes with --policy"),
         (("--policy", policy, "--findings", policy, "--force"), "the same file as"),
     ):

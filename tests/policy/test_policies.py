@@ -77,7 +77,6 @@ def test_the_settings_of_claude() -> None:
         ("$schema", 2),
         ("model", 3),
         ("permissions.defaultMode", 5),
-        ("sandbox.allowUnsandboxedCommands", 22),
         ("sandbox.excludedCommands", 23),
         ("sandbox.network.allowLocalBinding", 30),
         ("hooks", 33),
@@ -184,6 +183,22 @@ def test_a_sandbox_that_is_not_enabled_promises_nothing(tmp_path: Path) -> None:
     # Another file may enable it: then only what the settings name is promised.
     policy = read_text(tmp_path, text.replace('"enabled": false,', ""))
     assert promises(policy) == {"cap_fs_read_home_keys": ("deny", 2)}
+
+
+@pytest.mark.parametrize(
+    ("more", "promise"),
+    [
+        ("", "ask"),
+        (', "allowUnsandboxedCommands": true', "ask"),
+        (', "allowUnsandboxedCommands": false', "deny"),
+    ],
+)
+def test_what_may_leave_the_sandbox_asks(tmp_path: Path, more: str, promise: str) -> None:
+    found = promises(read_text(tmp_path, '{"sandbox": {"enabled": true%s}}' % more))  # noqa: UP031
+    assert found["cap_fs_write_outside_workspace"] == (promise, 1)
+    assert found["cap_net_unix_socket"] == (promise, 1)
+    assert found["cap_fs_write_workspace_tree"] == ("allow", 1)
+    assert found["cap_net_outbound_any"] == ("ask", 1)
 
 
 def test_permissions_promise_without_a_sandbox(tmp_path: Path) -> None:
