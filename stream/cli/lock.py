@@ -81,8 +81,8 @@ def lock(options: LockOptions) -> None:
       stream matrix --mode bwrap-ro -o boundary.ndjson && stream lock boundary.ndjson
 
     It measures as `stream matrix --mode` does, or reads the records of one. --mode, --probe and
-    --cap take several words: FILE comes before them. With --check, cells that they leave out
-    are not compared.
+    --cap take several words: FILE comes before them. With --check, only what is locked is
+    measured, unless they name more, and cells that they leave out are not compared.
 
     --check says what opened, first, then what closed, what can no longer be measured, and what
     is measured and not locked. In JUnit, a drift is a failure, and what was not measured is
@@ -211,7 +211,7 @@ async def _measured_drift(
         names = [mode.name for mode in locked.lock.modes if mode.name in known]
         unknown = {mode.name for mode in locked.lock.modes} - known
         absent = dict.fromkeys(unknown, "there is no such mode: --mode names its file")
-    plan = plan_modes(options, names)
+    plan = plan_modes(options, names, (cell.probe for cell in locked.lock.cells))
     assert plan.measured is not None
     absent |= dict(plan.measured.unavailable)
     modes = {*absent, *(mode.name for mode in plan.measured.modes)}

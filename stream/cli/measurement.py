@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -83,14 +84,21 @@ def modes_to_lock() -> list[str]:
     ]
 
 
-def plan_modes(options: MeasureOptions, modes: list[str]) -> MatrixPlan:
-    """Plan the matrix that measures modes."""
+def plan_modes(options: MeasureOptions, modes: list[str], locked: Iterable[str] = ()) -> MatrixPlan:
+    """Plan the matrix that measures modes: with the probes that are named, or else with those that
+    are locked, as far as they are still there, or else with all."""
+    from stream.boundary.scripts import BUNDLED, find_scripts
     from stream.matrix.plan import MatrixRequest, make_plan
 
+    probes = split_words(options.probe, "--probe")
+    capabilities = split_words(options.cap, "--cap")
+    if not probes and not capabilities and (wanted := set(locked)):
+        found = find_scripts(options.probes or BUNDLED)
+        probes = [script.id for script in found if script.id in wanted]
     return make_plan(
         MatrixRequest(
-            probes=split_words(options.probe, "--probe"),
-            capabilities=split_words(options.cap, "--cap"),
+            probes=probes,
+            capabilities=capabilities,
             modes=modes,
             folder=options.probes,
             repeat=options.repeat,
