@@ -51,7 +51,7 @@ out="$(perl -e "$program" "$server" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
   0:seen*) status="partial" message="policy and routing let the socket be pointed there; no packet was sent" ;;
   0:unseen*) message="connect reported success but no local address was assigned" ;;
-  1:unreadable) message="not attempted: no name server address in /etc/resolv.conf, or not to be read" ;;
+  1:unreadable) exit_code="" message="not attempted: no name server address in /etc/resolv.conf, or not to be read" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
@@ -64,7 +64,7 @@ esac
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "net" \
@@ -73,7 +73,7 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --operation-arg "protocol" "udp" \
   --operation-arg "port" "53" \

@@ -41,7 +41,7 @@ case "$exit_code:$out" in
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  "1:unready "*) message="not attempted, no listener of its own: ${out#unready }" ;;
+  "1:unready "*) exit_code="" message="not attempted, no listener of its own: ${out#unready }" ;;
   127:*": command not found") message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
   159:*) message="perl was killed by SIGSYS" ;;
@@ -51,7 +51,7 @@ esac
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "net" \
@@ -60,7 +60,7 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --operation-arg "protocol" "udp" \
   --operation-arg "port" "ephemeral" \

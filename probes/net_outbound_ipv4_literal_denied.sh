@@ -59,8 +59,8 @@ case "$exit_code:$out" in
       message="the call was not refused, nor can it succeed; without FENCE_OUTBOUND_TARGET nothing was sent"
     fi
     ;;
-  1:unready) message="not attempted: FENCE_OUTBOUND_TARGET is not A.B.C.D:PORT" ;;
-  "1:unready "*) message="not attempted: ${out#unready }" ;;
+  1:unready) exit_code="" message="not attempted: FENCE_OUTBOUND_TARGET is not A.B.C.D:PORT" ;;
+  "1:unready "*) exit_code="" message="not attempted: ${out#unready }" ;;
   127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
@@ -69,7 +69,7 @@ esac
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "net" \

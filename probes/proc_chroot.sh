@@ -29,7 +29,7 @@ case "$exit_code:$out" in
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  "1:unready "*) message="not attempted: ${out#unready }" ;;
+  "1:unready "*) exit_code="" message="not attempted: ${out#unready }" ;;
   127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
@@ -38,7 +38,7 @@ esac
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "proc" \
@@ -47,6 +47,6 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --operation-arg "folder" "TMPDIR"

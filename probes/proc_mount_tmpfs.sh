@@ -51,7 +51,7 @@ case "$exit_code:$out" in
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  "1:unready "*) message="not attempted: ${out#unready }" ;;
+  "1:unready "*) exit_code="" message="not attempted: ${out#unready }" ;;
   1:unmeasured) exit_code="" message="mount is not measured on $OSTYPE $HOSTTYPE" ;;
   127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
@@ -61,7 +61,7 @@ esac
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
   --probe-name "$probe_name" \
-  --probe-version "1" \
+  --probe-version "2" \
   --primary-capability-id "$primary_capability_id" \
   --command "$command" \
   --category "proc" \

@@ -171,6 +171,9 @@ def test_a_listener_that_is_refused_is_no_denied_connection(tmp_path: Path) -> N
     for probe in ("net_localhost_loopback", "net_tcp_connect_loopback"):
         assert results[probe]["observed_result"] == "error", (probe, results[probe])
         assert "listener" in str(results[probe]["message"])
+    unready = results["net_localhost_loopback"]
+    assert "not attempted" in str(unready["message"])
+    assert unready["raw_exit_code"] is None, "what was not attempted did not exit"
     assert results["net_bind_listen_any"]["observed_result"] == "denied"
 
 
@@ -371,6 +374,9 @@ def test_nothing_writable_at_all(tmp_path: Path) -> None:
     results = run_matrix(workspace, *LANDLOCK, "--", probes=tree / "probes")
     assert results["fs_workspace_write_create"]["observed_result"] == "denied"
     assert results["fs_read_workspace_tree"]["observed_result"] == "success"
+    for probe, result in results.items():
+        if "not attempted" in str(result["message"]):
+            assert result["raw_exit_code"] is None, (probe, result)
 
 
 def test_an_older_bash(tmp_path: Path) -> None:
