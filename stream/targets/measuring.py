@@ -39,6 +39,7 @@ FALLBACKS = ("/srv", "/opt", "/var/tmp", "/tmp")  # noqa: S108
 STDOUT_LIMIT, STDERR_LIMIT = 4 << 20, 4096  #: bytes that are kept
 MOST_SOCKET_PATH = 100  #: bytes of the path of a socket
 VERSION_PATIENCE = 20.0  #: seconds for a sandbox to say its version
+_IS_PROXY = re.compile(r"_proxy$", re.IGNORECASE)
 _NAME = re.compile(r"\.stream-(\d+)-\w+")
 
 
@@ -173,6 +174,8 @@ class Targets(Struct):
         if slot.socket.exists():
             env["FENCE_OUTSIDE_SOCKET"] = str(slot.socket)
         if self._is_inside(self.modes[cell.mode]):
+            # The caller's proxies are not in there.
+            env = {name: value for name, value in env.items() if not _IS_PROXY.search(name)}
             env["FENCE_STAND_IN"] = "1"
         return env
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from stream.boundary.modes import FOLDER, PLACES
+from stream.codec import BUNDLE
+from stream.records.mode_files import ModeDocument
 from tests.cli.command import STREAM, Done, Place, processes_naming
 
 #: where a write must be looked for outside of the slot
@@ -127,6 +131,15 @@ def test_under_sudo_probes_run_as_who_called_it(place: Place, needs_root: None) 
     done = place.stream(*words, env={"SUDO_UID": str(nobody)})
     assert done.code == 0, done.err
     assert {one["run"]["user"] for one in done.records} == {"nobody"}
+
+
+def test_a_proxy_of_the_caller_is_not_in_the_stand_in(place: Place) -> None:
+    """A probe that went to it would reach nothing without the sandbox either."""
+    env = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy"), "http://127.0.0.1:9")
+    words = ("--mode", "bwrap-ro", "--probe", "egress_http_denied", "egress_connect_denied")
+    done = place.stream("matrix", *words, env=env)
+    assert done.code == 0, done.err
+    assert {one["effect"]["state"] for one in done.records} == {"seen"}, done.records
 
 
 def test_a_probe_that_fails_without_the_sandbox_proves_nothing(
@@ -264,6 +277,14 @@ def test_modes_are_listed_with_what_is_missing(place: Place) -> None:
     assert found["sandbox-exec"]["untested"]
     text = place.stream("modes").out.decode()
     assert all(name in text for name in found)
+
+
+def test_the_page_of_modes_names_every_key_place_and_mode() -> None:
+    page = (BUNDLE / "schema" / "modes.md").read_text()
+    named = set(re.findall(r"^\| `([^`]*)` \|", page, re.MULTILINE))
+    modes = {path.stem for path in FOLDER.glob("*.toml")}
+    places = {f"{{{place}}}" for place in PLACES}
+    assert named == {*ModeDocument.__struct_fields__, *modes, *places}
 
 
 def test_canaries_that_get_through_are_named(place: Place) -> None:
