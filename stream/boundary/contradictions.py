@@ -104,12 +104,11 @@ def _what_became(record: Boundary, outcome: Outcome) -> str:
     """Return what became of a cell, in words."""
     result = record.result
     said = shorten_text(result.message or result.errno or "it does not say more", _SHOWN)
-    if outcome == "open":
-        if isinstance(record, ModeBoundary) and record.effect.state == "seen":
-            return f"{record.effect.expected} was seen on the host"
-        return said
-    if outcome == "partial":
-        return f"some of it: {said}"
+    if outcome == "open" and isinstance(record, ModeBoundary) and record.effect.state == "seen":
+        return f"{record.effect.expected} was seen on the host"
+    if outcome in _THROUGH:
+        part = "some of it, " if outcome == "partial" else ""
+        return f"{part}as the probe reports: {said}"
     if outcome == "diverted":
         return "the probe was told yes, and nothing of it reached the host"
     if outcome == "closed":

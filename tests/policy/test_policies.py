@@ -376,3 +376,36 @@ def test_a_rule_that_denies_goes_first_and_none_is_lost(rules: list[tuple[str, s
     told = {one.setting.text.strip('"') for one in policy.promises}
     told |= {one.name.partition(": ")[2] for one in policy.unmeasured}
     assert {text for _, text in rules} <= told
+
+
+_KEYS = [
+    *("permissions", "allow", "deny", "ask", "additionalDirectories", "sandbox", "enabled"),
+    *("filesystem", "disabled", "allowWrite", "denyRead", "credentials", "files", "path"),
+    *("network", "allowedDomains", "allowAllUnixSockets", "promises", "cap_net_dns", "x"),
+]
+_TEXTS = st.sampled_from(
+    ["Read", "Edit(**", "Edit(*?[)", "~", "//", "", "*", "deny", "a/../..", ":"]
+)
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner),
+    max_leaves=30,
+)
+
+
+@given(st.dictionaries(st.sampled_from(_KEYS), _ANY, min_size=1))
+def test_settings_of_any_shape_are_read_or_refused_with_a_line(value: dict[str, object]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "settings.json"
+        path.write_text(json.dumps(value, indent=1))
+        lines = len(path.read_text().splitlines())
+        try:
+            policy = read(path)
+        except InputError as error:
+            place = str(error).partition(": ")[0]
+            assert 1 <= int(place.rpartition(":")[2]) <= lines
+            return
+    settings = [one.setting for one in policy.promises]
+    settings += [one.setting for one in policy.unmeasured]
+    assert all(1 <= setting.line <= lines for setting in settings)
+    assert settings or not any(value.values()), "nothing is ignored silently"
