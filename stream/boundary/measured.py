@@ -12,21 +12,24 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from stream.boundary.corroborated import NOT_OBSERVED, NOT_RUN, corroborate
 from stream.boundary.emit_flags import clip_text
+from stream.boundary.layers import LayerEvidence
 from stream.errors import shorten_text
 from stream.records.boundary import Boundary, Result, Status
 from stream.records.modes import (
     MODE_PATTERN,
+    CallContext,
     CellControl,
     Corroboration,
     Effect,
+    KernelView,
     ModeBoundary,
     ModeRun,
     OutsideView,
     decode_mode_boundary,
 )
 
-NOT_OBSERVED = Corroboration(None, None, "not-observed")
 NO_CONTROL = CellControl(None, None, "no-control")
 IS_CONTROL = CellControl(None, None, "is-control")
 
@@ -34,7 +37,6 @@ IS_CONTROL = CellControl(None, None, "is-control")
 #: probe was told yes, and nothing of it reached the host. `no-control`: it fails without the
 #: sandbox as well. `untold`: the probe could not try.
 Outcome = Literal["open", "partial", "diverted", "closed", "no-control", "untold"]
-_NOT_RUN = (2, 126, 127)  #: exit codes of wrong use, and of a program that could not be run
 OUTCOMES: tuple[Outcome, ...] = ("open", "partial", "diverted", "closed", "no-control", "untold")
 
 
@@ -43,6 +45,7 @@ class Measured(Struct, frozen=True):
 
     outside: OutsideView
     control: CellControl
+    control_around: CallContext | None = None  #: what was around the control, where it was seen
 
 
 def complete_record(record: Boundary, measured: Measured, key: str) -> ModeBoundary:
@@ -59,7 +62,7 @@ def complete_record(record: Boundary, measured: Measured, key: str) -> ModeBound
         capabilities_schema_version=record.capabilities_schema_version,
         capability_context=record.capability_context,
         control=measured.control,
-        corroboration=NOT_OBSERVED,
+        corroboration=_corroboration(record, claimed, measured),
         effect=Effect(claimed, outside.effect, seen, state),
         operation=record.operation,
         payload=record.payload,
@@ -71,6 +74,21 @@ def complete_record(record: Boundary, measured: Measured, key: str) -> ModeBound
         schema_version=MODE_PATTERN,
         stack=record.stack,
     )
+
+
+def _corroboration(record: Boundary, claimed: Status, measured: Measured) -> Corroboration:
+    view, state = measured.outside.kernel, measured.control.state
+    around = measured.control_around
+    if view is not None and state == "is-control":
+        around = around_probe(view)
+    modules = () if view is None else view.modules
+    return corroborate(record, claimed, view, LayerEvidence(around, state == "succeeded", modules))
+
+
+def around_probe(view: KernelView | None) -> CallContext | None:
+    """Return what was around a probe when it was executed, where that was seen."""
+    calls = () if view is None else view.calls
+    return next((call.around for call in calls if call.call == "exec"), None)
 
 
 def complete_object(value: dict[str, Any], measured: Measured, key: str) -> ModeBoundary:
@@ -160,4 +178,4 @@ def untold_reason(record: Boundary, outcome: str) -> str:
 def _was_tried(record: ModeBoundary) -> bool:
     """Tell whether a probe carried its attempt out: what it ran was found and could be run."""
     code = record.result.raw_exit_code
-    return code not in (None, *_NOT_RUN) and "harness" not in record.payload.raw
+    return code not in NOT_RUN and "harness" not in record.payload.raw

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import typer
 from typer.core import TyperCommand
@@ -106,6 +106,14 @@ class MatrixOptions(Options):
         metavar="USER",
         help="Run the probes of modes as this user. Default: under sudo, who called it.",
     )
+    kernel: Literal["off", "auto", "ebpf", "strace"] | None = typer.Option(
+        None,
+        help="With --mode: compare each report with the system calls that the kernel saw. Default:"
+        " off; with --require: auto.",
+    )
+    require: Literal["kernel"] | None = typer.Option(
+        None, help="Where no kernel feed is available, start nothing and exit 40."
+    )
     probes: Probes = None
     catalog: Catalog = None
     boundary: Boundary = None
@@ -156,6 +164,11 @@ class MatrixOptions(Options):
     quiet: bool = typer.Option(
         False, "--quiet", "-q", help="Report only what went wrong, and show no progress."
     )
+
+    @property
+    def wants_kernel(self) -> bool:
+        """Tell whether a kernel feed is wanted."""
+        return self.kernel not in (None, "off") or (self.kernel is None and bool(self.require))
 
 
 def matrix(options: MatrixOptions) -> None:
@@ -233,6 +246,10 @@ def _started_plan(
     report_skipped(plan)
     if options.require_mode or shard is not None:
         check_modes(plan, "--require-mode" if shard is None else "--plan")
+    if options.wants_kernel or options.require:
+        from stream.matrix.watching import check_kernel
+
+        check_kernel(plan, options.kernel, is_required=bool(options.require))
     with start_plan(plan, min(options.jobs or default_jobs(), affordable_jobs())) as started:
         named = (options.output, options.reject, options.findings)
         outputs = [name for name in named if name is not None]
@@ -267,6 +284,7 @@ async def _measure_matrix(
         as_completed=options.as_completed,
         stop=stop,
         on_done=progress,
+        is_watched=options.wants_kernel,
     )
     records = Ndjson(output, is_whole=is_whole)
     problems = problem_sink(options.reject, is_whole)
@@ -392,6 +410,8 @@ def report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
 
 def _report_measured(outcome: MatrixResult) -> None:
     """Name what was not measured from outside, and the files that sandboxes left."""
+    if outcome.unwatched:
+        print_note(f"stream: the kernel is not watched: {outcome.unwatched}")
     if outcome.no_internet:
         print_note(f"stream: the network was not measured: {outcome.no_internet}")
     modes: dict[str, list[str]] = {}

@@ -17,6 +17,7 @@ from stream.boundary.emit_flags import FILES, PAIRS, parse_emit_words
 from stream.boundary.scripts import Cell, Stop, utf8
 from stream.errors import EmitError, StreamError
 from stream.matrix.plan import StartedPlan, declared_sandbox_mode, workspace_root
+from stream.matrix.watching import watch_calls
 from stream.pipeline import Pipeline, Sink
 from stream.process.machine import system_name
 from stream.process.tree import Reaper
@@ -45,6 +46,7 @@ class MatrixResult(Struct):
     no_internet: str | None = None  #: why cells in modes had no stand-in Internet
     contradictions: list[Contradiction] = field(default_factory=list)  #: of the plan's policy
     judged: str = ""  #: how many cells agree with it
+    unwatched: str | None = None  #: why there was no kernel feed, where one was asked for
 
 
 class Matrix:
@@ -58,8 +60,11 @@ class Matrix:
         as_completed: bool = False,
         stop: Stop | None = None,
         on_done: Callable[[int, Cell | None], None] = lambda done, cell: None,
+        is_watched: bool = False,
     ) -> None:
         self._plan = plan
+        self._is_watched = is_watched
+        self._unwatched: str | None = None
         self.emit = Emit(BoundaryBuilder(plan.plan.catalogs, plan.plan.descriptor))
         policy, descriptor = plan.plan.policy, plan.plan.descriptor
         self.judge = None if policy is None else Judge(policy, descriptor)
@@ -84,6 +89,9 @@ class Matrix:
                 self.source.targets = await stack.enter_async_context(
                     open_targets(measured, self._plan.staging, self._plan.jobs)
                 )
+                if self._is_watched:
+                    calls, self._unwatched = await watch_calls(stack)
+                    self.source.targets.calls = calls
             try:
                 pipeline = Pipeline((self.source,)).through(EncodeRaw() if raw else self.emit)
                 if self.judge is not None:
@@ -109,6 +117,7 @@ class Matrix:
             no_internet=None if targets is None else targets.no_internet,
             contradictions=[] if self.judge is None else self.judge.check.contradictions(),
             judged="" if self.judge is None else self.judge.check.summary,
+            unwatched=self._unwatched,
         )
 
 

@@ -116,6 +116,47 @@ def decode_mode_boundary(line: bytes) -> ModeBoundary:
     return record
 
 
+class CallContext(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
+    """What decided about a call, besides what it was about: the state of its process then."""
+
+    user: int  #: User by which files are accessed.
+    capabilities: int  #: The capabilities in effect, as a mask.
+    mounts: int  #: Number of the namespace of mounts.
+    network: int  #: Number of the network namespace.
+    users: int  #: Number of the user namespace.
+    #: Whether a Landlock domain was around it; null when that cannot be told.
+    landlock: bool | None
+    #: Whether a filter (seccomp) refused the call before it began.
+    is_filtered: bool
+
+
+class SeenCall(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
+    """A system call of a probe, as the kernel feed saw it. Equal ones of a cell are one."""
+
+    call: str  #: Name of the system call; or exec, fork.
+    errno: str | None = None  #: Name of the error; null when it succeeded, or its end was not seen.
+    has_ended: bool = True  #: Whether its result was seen.
+    path: str | None = None  #: Path as the program gave it, from where it starts.
+    resolved: str | None = None  #: Path of the file that was really reached.
+    to_path: str | None = None  #: The second path, of rename, link and symlink.
+    peer: str | None = None  #: Address of a socket call, such as 192.0.2.7:7 or unix:/run/x.
+    flags: int = 0  #: Flags of an open; the address family of a new socket.
+    target: int = 0  #: Process that was signalled or reached into; 0 when none was.
+    #: Of a call that failed, and of an exec: what was around it.
+    around: CallContext | None = None
+    #: Whether owner and mode of the file, or of a folder above it, explain the failure.
+    is_refused_by_mode: bool = False
+
+
+class KernelView(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
+    """What the kernel feed saw of a probe and of the processes that it started."""
+
+    calls: tuple[SeenCall, ...] = ()  #: The calls that were seen, in their order.
+    reason: str | None = None  #: Why calls may be missing; null when none is.
+    #: Security modules beside Landlock that may refuse a call, such as apparmor.
+    modules: tuple[str, ...] = ()
+
+
 class OutsideView(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What the harness knows of a cell that it measured from outside, in a raw emission."""
 
@@ -125,3 +166,4 @@ class OutsideView(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
     is_checked: bool  #: Whether the effect was looked for on the host.
     seen: tuple[str, ...] = ()  #: Effects with the nonce of the cell that were seen on the host.
     token: str | None = None  #: Word that only a reader of the planted key or process can know.
+    kernel: KernelView | None = None  #: What the kernel saw; null where nobody asked it.

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from anyio import create_task_group, create_unix_listener, move_on_after, to_thread
 from msgspec import Struct, field
@@ -28,7 +28,7 @@ from stream.process.capture import Captured, capture, follow_program, not_starte
 from stream.process.tree import start_tree
 from stream.process.users import User
 from stream.records.boundary import SandboxMode
-from stream.records.modes import OutsideView
+from stream.records.modes import KernelView, OutsideView
 from stream.targets.folders import SHARED_EFFECTS, Slot, end_shared_writes
 from stream.targets.internet import StandInInternet, open_internet
 from stream.targets.leftovers import remove_new_mounts, surroundings
@@ -41,6 +41,19 @@ MOST_SOCKET_PATH = 100  #: bytes of the path of a socket
 VERSION_PATIENCE = 20.0  #: seconds for a sandbox to say its version
 _IS_PROXY = re.compile(r"_proxy$", re.IGNORECASE)
 _NAME = re.compile(r"\.stream-(\d+)-\w+")
+
+
+class CallWatch(Protocol):
+    """Sees the system calls of cells, and tells those of one from those of others."""
+
+    def expect(self, script: str) -> Any:
+        """Prepare for a cell that is about to be started, and return what stands for it."""
+
+    def begin(self, expected: Any, pid: int) -> None:
+        """Take the process that a cell was started with, before anything else is awaited."""
+
+    async def end(self, begun: Any) -> KernelView:
+        """Return what was seen of a cell, whose processes have ended."""
 
 
 class MeasuredCell(Struct, frozen=True):
@@ -70,6 +83,7 @@ class Targets(Struct):
     staging: Staging
     internet: StandInInternet | None = None
     no_internet: str | None = None  #: why there is no stand-in Internet
+    calls: CallWatch | None = None  #: of a kernel feed, where there is one
     leftovers: list[Leftover] = field(default_factory=list)
     left_outside: list[str] = field(default_factory=list)  #: mounts and control groups
     _slots: list[Slot] = field(default_factory=list)
@@ -84,16 +98,22 @@ class Targets(Struct):
         places = self._places(slot, mode)
         effects: set[str] = set()
         is_checked = False
+        kernel: KernelView | None = None
         try:
             await self.make_state(cell, index)
             words, env = self.command_line(cell, index, nonce)
+            watched = self.calls and self.calls.expect(self._script(cell)[-1])
             tree = start_tree(words, env=env, cwd=places["workspace"])
+            if self.calls is not None:
+                self.calls.begin(watched, tree.leader.pid)
         except (SpawnError, OutputError) as error:
             got = not_started(str(error))
         else:
             got = await follow_program(
                 tree, timeout=timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
             )
+            if self.calls is not None:
+                kernel = await self.calls.end(watched)
             if cell.script.effect == "outlive":
                 was_ended = any(nonce in name for name in got.stragglers)
                 if await end_survivors(nonce) or was_ended:
@@ -115,11 +135,16 @@ class Targets(Struct):
                 is_checked=cell.script.effect is not None and is_checked,
                 seen=tuple(sorted(effects)),
                 token=slot.token,
+                kernel=kernel,
             ),
             places["workspace"],
             mode.document.sandbox_mode,
             (places["kit"], places["tmp"]),
         )
+
+    def _script(self, cell: Cell) -> list[str]:
+        """Return the words that run the probe of a cell."""
+        return self.staging.script_command(cell.script)
 
     def _can_measure(self, cell: Cell) -> bool:
         """Tell whether what the probe needs is there."""
@@ -143,8 +168,7 @@ class Targets(Struct):
         """Return the words and the environment that start the probe of a cell in its mode."""
         slot, mode = self._slots[index], self.modes[cell.mode]
         places = self._places(slot, mode)
-        script = self.staging.script_command(cell.script)
-        words = mode.command(script, places, is_root=self.user.uid == 0)
+        words = mode.command(self._script(cell), places, is_root=self.user.uid == 0)
         words = [*self.user.switch, *words]
         if self.internet is not None and mode.document.network:
             words = [*self.internet.prefix(places["workspace"]), *words]

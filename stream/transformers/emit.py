@@ -14,7 +14,13 @@ from msgspec import UNSET, Struct
 from stream.boundary.builder import BoundaryBuilder
 from stream.boundary.descriptors import mode_descriptor
 from stream.boundary.emit_flags import clip_text
-from stream.boundary.measured import IS_CONTROL, NO_CONTROL, Measured, control_of
+from stream.boundary.measured import (
+    IS_CONTROL,
+    NO_CONTROL,
+    Measured,
+    around_probe,
+    control_of,
+)
 from stream.boundary.output import ProbeOutput, Refused
 from stream.codec import (
     DECODE_ERRORS,
@@ -28,7 +34,13 @@ from stream.errors import printable
 from stream.pipeline import Batch, Counts, Transformer, batches_by_kind
 from stream.records.control import BOUNDARY, EMISSIONS, LINES, Control, Fault, kind_of_item
 from stream.records.emission import RAW_EMISSION, RawEmission, decode_raw, encode_raw
-from stream.records.modes import BASELINE, CellControl, ModeBoundary
+from stream.records.modes import (
+    BASELINE,
+    CallContext,
+    CellControl,
+    ModeBoundary,
+    OutsideView,
+)
 
 
 class ProbeFailure(Struct, frozen=True):
@@ -59,6 +71,7 @@ class Emit(Transformer):
         if not recorder.descriptor.measures_modes:
             self._for_modes = BoundaryBuilder(recorder.catalogs, mode_descriptor())
         self._controls: dict[str, CellControl] = {}  #: by probe, of the baseline
+        self._around: dict[str, CallContext | None] = {}  #: what was around each control
 
     def feed(self, batch: Batch[RawEmission | bytes], /) -> list[Batch[Any]]:
         """Turn raw emissions into boundary objects; reject what was run under other contracts."""
@@ -116,7 +129,7 @@ class Emit(Transformer):
     def _make_boundary_record(self, cell: RawEmission) -> bytes:
         """Make the boundary record of a cell, or one that says why its probe gave none."""
         output, recorder = ProbeOutput(cell), self._recorder_for(cell)
-        measured = None if cell.outside is UNSET else Measured(cell.outside, self._control(cell))
+        measured = None if cell.outside is UNSET else self._measured(cell, cell.outside)
         try:
             built = output.read_record(recorder, measured)
         except Refused as refused:
@@ -135,10 +148,15 @@ class Emit(Transformer):
                 output.noise,
                 measured,
             )
-        if isinstance(built.record, ModeBoundary) and cell.mode == BASELINE:
+        if isinstance(built.record, ModeBoundary) and measured and cell.mode == BASELINE:
             self._remember_control(cell.probe, control_of(built.record))
+            self._around.setdefault(cell.probe, around_probe(measured.outside.kernel))
         self.results[built.record.result.observed_result] += 1
         return built.line
+
+    def _measured(self, cell: RawEmission, outside: OutsideView) -> Measured:
+        """Return the outside view of a cell, with its control."""
+        return Measured(outside, self._control(cell), self._around.get(cell.probe))
 
     def _control(self, cell: RawEmission) -> CellControl:
         """Return the control of a cell: the record of its probe without a sandbox, which came

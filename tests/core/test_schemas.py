@@ -22,14 +22,17 @@ from stream.records.lock import (
     MatrixPlanDocument,
     PlannedProbe,
 )
-from stream.records.modes import OutsideView, Sandbox
+from stream.records.modes import CallContext, KernelView, OutsideView, Sandbox, SeenCall
 from stream.records.run import FileState, FsChange
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schema"
 Kind = type[msgspec.Struct]
 #: by file: the structs that are records of it, and those that are parts of these
 KINDS: dict[str, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
-    "control_records.schema.json": ((Finding, Reject, Gap, RawEmission), (OutsideView, Sandbox)),
+    "control_records.schema.json": (
+        (Finding, Reject, Gap, RawEmission),
+        (OutsideView, Sandbox, KernelView, SeenCall, CallContext),
+    ),
     "fs_change.schema.json": ((FsChange,), (FileState,)),
     "boundary_drift.schema.json": ((BoundaryDrift,), (CellDrift, CellState)),
     "matrix_plan.schema.json": ((MatrixPlanDocument, Envelope), (PlannedProbe,)),

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Sequence
 from socket import AF_UNIX
 
+from msgspec import Struct
+
 from stream.records.kernel import Mark, RawEvent, Scope, beyond_view, path_text
 from stream.sources.kernel.calls import (
     ACCEPTS,
@@ -41,7 +43,13 @@ CALLS = (
     *("mq_open", "mq_unlink", "bpf", "init_module", "finit_module", "fanotify_init"),
     *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"),
     *("bind", "accept", "accept4", "connect", "sendto", "sendmsg", "sendmmsg"),
-    *("execve", "execveat", "io_uring_setup", "exec", "fork", "exit", "wrote", "uring_result"),
+    *("execve", "execveat", "io_uring_setup"),
+    # Only of a feed that looks closer, up to write. The last four only where they fail.
+    *("stat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2", "readlink"),
+    *("readlinkat", "chroot", "socket", "kill", "tkill", "tgkill", "mount", "unshare", "setuid"),
+    *("setreuid", "setresuid", "perf_event_open", "add_key", "msgget", "shmget", "sethostname"),
+    *("read", "recvfrom", "getdents64", "write"),
+    *("exec", "fork", "exit", "wrote", "uring_result"),
 )
 _NUMBER = {name: number for number, name in enumerate(CALLS)}
 
@@ -59,7 +67,12 @@ _LAST_ANSWERED = _NUMBER["exec"]
 _PEERS = _call_numbers("connect", *SENDS)
 _REACHING = _call_numbers(*REACHING)
 _LETTING_IN = _call_numbers(*ACCEPTS, "pidfd_getfd")
+#: What only a feed that looks closer has.
+CLOSER_CALLS = frozenset(CALLS[_NUMBER["stat"] : _NUMBER["write"] + 1])
+_LOOKS = range(_NUMBER["stat"], _NUMBER["chroot"] + 1)
+_SIGNALS = range(_NUMBER["kill"], _NUMBER["tgkill"] + 1)
 _WITH_PATH = _call_numbers_with("path") | _call_numbers_with("text") | _call_numbers("exec")
+_WITH_PATH |= {*_LOOKS}
 _MAY_LACK_PATH = _call_numbers(*WITHOUT_PATH)
 _ATTRIBUTES = _call_numbers_with("name")
 _VALUES = _ATTRIBUTES & _call_numbers_with("size")
@@ -78,7 +91,7 @@ _MAY_BE_EMPTY = _call_numbers(
 )
 
 _IN_CGROUP, _IN_TREE, _BEFORE_EXEC, _NO_PATH, _NO_TO_PATH = 1, 2, 4, 8, 16
-_TRUNCATED, _URING, _SHARED_FILES, _OTHER_ROOT = 32, 512, 1024, 8192
+_TRUNCATED, _URING, _SHARED_FILES, _OTHER_ROOT, _CLOSER = 32, 512, 1024, 8192, 32768
 _BOTH = _IN_CGROUP | _IN_TREE
 _MARKS: tuple[tuple[int, Mark], ...] = (
     (_TRUNCATED, "truncated"),
@@ -105,6 +118,9 @@ _SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
 _ORDINARY = ~(_BOTH_OR_SHARED | _BEFORE_EXEC)
 
 NAMES_AT = 64  # behind the fields: the path as it was given, the walk from leaf to root, the base
+#: What is around the caller: capabilities, the security modules' words; user, the namespaces of
+#: mounts, networks and users, the mode of seccomp, whether it is traced, whether it was entered.
+_AROUND = struct.Struct("<Q64s7I4x")
 _RECORD = struct.Struct("<IIBBHIIiQIIQHHHHHHI")  # with the ring's own eight bytes before it
 _HEAD = struct.Struct("<I4xI")  # of it: length; call and flags
 #: Of an open: length, call and flags, thread, process, result, time, flags, mode, resolve, and the
@@ -118,6 +134,37 @@ _NOBODY = 0xFFFFFFFF  # chown: leave it as it is
 _MOST_FOLDERS = 4096
 #: Of a run whose command cannot be started, its wrapper does these, and nothing else.
 _OF_NO_COMMAND = ("execve", "execveat", "exit")
+
+
+class CallerState(Struct, frozen=True):
+    """What decides about a call of a process, besides the file or address that it is about."""
+
+    capabilities: int  #: that are in effect
+    security: tuple[int, ...]  #: what the security modules keep of it: the first words
+    user: int  #: by which files are accessed
+    mounts: int  #: number of its namespace
+    network: int
+    users: int
+    seccomp: int
+    is_refused_early: bool  #: the call ended without having begun, and nobody traces the process
+
+
+class ExplainedEvent(RawEvent):
+    """An event of a feed that looks closer: an exec, or a call that failed."""
+
+    around: CallerState | None = None
+
+
+def _caller_state(data: bytes, at: int) -> CallerState:
+    """Read the state of a caller, which stands behind the sections of its event."""
+    capabilities, words, user, mounts, network, users, seccomp, tracer, entered = (
+        _AROUND.unpack_from(data, at)
+    )
+    security = struct.unpack("<8Q", words)
+    is_refused_early = not entered and not tracer
+    return CallerState(
+        capabilities, security, user, mounts, network, users, seccomp, is_refused_early
+    )
 
 
 class RingDecoder:
@@ -147,7 +194,8 @@ class RingDecoder:
         return len(self._living)
 
     def decode_ring_records(self, chunk: bytes) -> tuple[list[RawEvent], int]:
-        """Return the events of all whole records, and how many bytes those took."""
+        """Return the events of all whole records, and how many bytes those took. Where the feed
+        looks closer, some are ExplainedEvents."""
         events: list[RawEvent] = []
         at = 0
         while True:
@@ -264,7 +312,10 @@ class RingDecoder:
     def _decode_event(self, record: tuple[int, ...], data: bytes) -> RawEvent:
         """Make the raw event of a ring record, whatever call it is of."""
         call, flags, ret, extra = record[2], record[4], record[7], record[11]
-        event = RawEvent(record[8], record[6], record[5], CALLS[call])
+        make = ExplainedEvent if flags & _CLOSER else RawEvent
+        event = make(record[8], record[6], record[5], CALLS[call])
+        if isinstance(event, ExplainedEvent):
+            event.around = _caller_state(data, sum(record[12:17]))
         if flags & _BOTH != _BOTH:
             event.scope = _SCOPES[flags & _BOTH]
         if flags & _ORDINARY:
@@ -289,6 +340,8 @@ class RingDecoder:
             event.stream, event.size = self._streams[record[3]], ret
         elif event.call == "io_uring_setup":
             self.urings += ret >= 0
+        elif call in _SIGNALS:
+            event.target = record[9]
         else:
             self._set_event_paths(event, call, flags, parts)
             _set_event_numbers(event, call, record)

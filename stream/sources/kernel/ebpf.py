@@ -305,16 +305,19 @@ class EbpfFeed:
         watch: Sequence[WatchedFile] = (),
         ring_bytes: int = RING,
         tree_size: int = 65536,
+        looks_closer: bool = False,
     ) -> EbpfFeed:
         """Attach to all that the process `guard` will start, and to the control group that it is
-        in.
+        in. To look closer is to see more calls, and what was around those that failed.
 
         Raises FeedError. `ring_bytes` is a power of two, and whole pages.
         """
         names = [one.name for one in watch]
         attachment = None
         try:
-            attachment = attach_feed_programs(guard, cgroup, watch, ring_bytes, tree_size)
+            attachment = attach_feed_programs(
+                guard, cgroup, watch, ring_bytes, tree_size, looks_closer=looks_closer
+            )
             return cls(attachment, guard=guard, cgroup=cgroup, names=names, ring_bytes=ring_bytes)
         except OSError as error:  # no /proc, no further descriptor, no memory for the ring
             if attachment is not None:
@@ -340,6 +343,20 @@ class EbpfFeed:
             os.close(self._wakeup)
             self._ring.close()
             self._loaded.close()
+
+    async def catch_up(self, out: Out) -> None:
+        """Deliver all events that are in the ring by now. `out` is the one that `run` was given,
+        and must not wait: else events could overtake each other."""
+        until = self._ring.bytes_written
+        while self._ring.bytes_read < until:
+            await self._drain_ring(out)
+
+    def count_losses(self) -> int:
+        """Return a number that grows with everything that goes unseen: events and processes that
+        found no room, and calls that the programs could not follow."""
+        counted = self._counters.read_counters()
+        of_calls = counted.lost + counted.foreign + counted.unseen_uring
+        return of_calls + counted.lost_forks + self._loaded.skipped_program_runs()
 
     async def run(self, out: Out, /) -> None:
         """Deliver events until the process tree has ended."""

@@ -24,7 +24,7 @@ from stream.sources.kernel.calls import WatchedFile, split_by_sizes
 
 _CALL = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _LOOKUP, _UPDATE, _NEXT, _LOAD, _RUN, _INFO, _ATTACH = 0, 1, 2, 4, 5, 10, 15, 17
-_FREEZE = 22
+_NEXT_PROGRAM, _PROGRAM_OF_NUMBER, _FREEZE = 11, 13, 22
 _ARRAY, _SYSCALL_PROGRAM, _SLEEPABLE = 2, 31, 16
 _ATTRIBUTES = 144  # bytes: as many as any of these calls reads
 _MISSES = 208  # where bpf_prog_info has the runs that were skipped
@@ -40,9 +40,11 @@ class LoadedPrograms:
         self._programs = programs
         self._links: list[int] = []
 
-    def attach(self) -> None:
-        """Let the programs run."""
-        for fd in self._programs.values():  # each knows its tracepoint since it was loaded
+    def attach(self, *, looks_closer: bool = False) -> None:
+        """Let the programs run: the one at the entry of calls only where that is looked at."""
+        for name, fd in self._programs.items():  # each knows its tracepoint since it was loaded
+            if name == "on_sys_enter" and not looks_closer:
+                continue
             self._links.append(_bpf(_ATTACH, struct.pack("<QI", 0, fd)))
 
     def detach(self) -> None:
@@ -52,12 +54,8 @@ class LoadedPrograms:
 
     def skipped_program_runs(self) -> int:
         """Return how many runs the kernel skipped because the program was running on that CPU."""
-        total = 0
-        for fd in self._programs.values():
-            info = ctypes.create_string_buffer(256)
-            _bpf(_INFO, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
-            total += int.from_bytes(info.raw[_MISSES : _MISSES + 8], "little")
-        return total
+        found = map(_program_info, self._programs.values())
+        return sum(int.from_bytes(info[_MISSES : _MISSES + 8], "little") for info in found)
 
     def read_map_value(self, name: str, size: int) -> bytes:
         """Return the value at 0 of a map."""
@@ -89,6 +87,35 @@ class LoadedPrograms:
         for fd in (*self._programs.values(), *self.maps.values()):
             os.close(fd)
         self.maps, self._programs = {}, {}
+
+
+def program_kinds() -> set[int]:
+    """Return the kinds of all programs in the kernel, by their numbers. Raise OSError where that
+    is not permitted."""
+    kinds: set[int] = set()
+    number = b"\0" * 4
+    while True:
+        found = ctypes.create_string_buffer(number, 16)
+        try:
+            _call_bpf(_NEXT_PROGRAM, found)
+        except FileNotFoundError:
+            return kinds
+        number = found.raw[4:8]
+        try:
+            fd = _bpf(_PROGRAM_OF_NUMBER, number)
+        except FileNotFoundError:  # it is gone
+            continue
+        try:
+            kinds.add(int.from_bytes(_program_info(fd)[:4], "little"))
+        finally:
+            os.close(fd)
+
+
+def _program_info(fd: int) -> bytes:
+    """Return what the kernel says about a program."""
+    info = ctypes.create_string_buffer(256)
+    _bpf(_INFO, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
+    return info.raw
 
 
 def load_bpf_object(blob: Path, config: bytes, sizes: Mapping[str, int]) -> LoadedPrograms:
@@ -252,7 +279,13 @@ class Attachment(Struct, frozen=True):
 
 
 def attach_feed_programs(
-    guard: int, cgroup: Path | None, watch: Sequence[WatchedFile], ring_bytes: int, tree_size: int
+    guard: int,
+    cgroup: Path | None,
+    watch: Sequence[WatchedFile],
+    ring_bytes: int,
+    tree_size: int,
+    *,
+    looks_closer: bool = False,
 ) -> Attachment:
     """Attach the best programs that this kernel takes. Raises FeedError, or OSError where /proc is
     missing."""
@@ -261,13 +294,13 @@ def attach_feed_programs(
         raise FeedError(f"{_PLACE}: there is none for {platform.machine()}")
     if not _BTF.exists():
         raise FeedError(f"{_BTF}: missing: this kernel does not describe itself (BTF)")
-    config = _object_constants(guard, cgroup is not None, ring_bytes, watch)
+    config = _object_constants(guard, cgroup is not None, ring_bytes, watch, looks_closer)
     made = _load_first_object(config, {"ring": ring_bytes, "tree": tree_size})
     try:
         if cgroup is not None:
             _set_cgroup(made.loaded, cgroup)
         made.loaded.freeze_maps()
-        made.loaded.attach()
+        made.loaded.attach(looks_closer=looks_closer)
     except (OSError, FeedError) as error:
         made.loaded.close()
         raise _explain_load_failure(error) from None
@@ -280,13 +313,17 @@ def wake_threshold(ring_bytes: int) -> int:
 
 
 def _object_constants(
-    guard: int, use_cgroup: bool, ring_bytes: int, watch: Sequence[WatchedFile]
+    guard: int,
+    use_cgroup: bool,
+    ring_bytes: int,
+    watch: Sequence[WatchedFile],
+    looks_closer: bool,
 ) -> bytes:
     """Return the first constants of the object, in their order."""
     space = os.stat("/proc/self/ns/pid")  # noqa: PTH116
     mounts = os.stat("/proc/self/ns/mnt").st_ino  # noqa: PTH116
     head = struct.pack(
-        "<QQIIIIQQ",
+        "<QQIIIIQQQ",
         _kernel_device(space.st_dev),
         space.st_ino,
         guard,
@@ -295,6 +332,7 @@ def _object_constants(
         len(watch),
         ring_bytes // 4,
         mounts,
+        looks_closer,
     )
     pairs = [struct.pack("<QQ", _kernel_device(one.device), one.inode) for one in watch]
     return head + b"".join(pairs).ljust(16 * WATCHES, b"\0")

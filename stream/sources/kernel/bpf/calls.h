@@ -8,13 +8,18 @@ enum call {
     LSETXATTR, FSETXATTR, SETXATTRAT, REMOVEXATTR, LREMOVEXATTR, FREMOVEXATTR, REMOVEXATTRAT,
     FILE_SETATTR, UTIME, UTIMES, FUTIMESAT, UTIMENSAT, ACCT, OPEN_TREE, OPEN_TREE_ATTR, MQ_OPEN,
     MQ_UNLINK, BPF, INIT_MODULE, FINIT_MODULE, FANOTIFY_INIT, PTRACE, PROCESS_VM_READV,
-    PROCESS_VM_WRITEV, PIDFD_GETFD, BIND, ACCEPT, ACCEPT4, CONNECT, SENDTO, SENDMSG, SENDMMSG, EXECVE, EXECVEAT, IO_URING_SETUP, EXEC, FORK, EXIT, WROTE,
-    URING_RESULT,
+    PROCESS_VM_WRITEV, PIDFD_GETFD, BIND, ACCEPT, ACCEPT4, CONNECT, SENDTO, SENDMSG, SENDMMSG, EXECVE, EXECVEAT, IO_URING_SETUP,
+    // These only where somebody looks closer.
+    STAT, LSTAT, NEWFSTATAT, STATX, ACCESS, FACCESSAT, FACCESSAT2, READLINK, READLINKAT, CHROOT,
+    SOCKET, KILL, TKILL, TGKILL, MOUNT, UNSHARE, SETUID, SETREUID, SETRESUID, PERF_EVENT_OPEN,
+    ADD_KEY, MSGGET, SHMGET, SETHOSTNAME, READ, RECVFROM, GETDENTS64, WRITE,
+    EXEC, FORK, EXIT, WROTE, URING_RESULT,
     SOCKETCALL, CHOWN16, FCHOWN16, LCHOWN16, TRUNCATE64, FTRUNCATE64,
     MOUNTED,  // or unmounted, or moved
     WRITE_FIRST, WRITE_SECOND, WRITE_THIRD,  // which argument is the descriptor written to
 };
 
+#define IS_CLOSER(call) ((call) >= STAT && (call) <= WRITE)
 #define LAST_OPEN OPEN_BY_HANDLE_AT
 #define NOT_SEEN (-512)  // in the place of a result, as of a call that a signal interrupts
 #define MOST_CALLS 16  // kinds of events in the books
@@ -36,6 +41,7 @@ const volatile struct {
     u32 guard, use_cgroup, wake, watched;
     u64 much;  // bytes in the ring
     u64 mounts;  // the namespace of mounts that the recorder is in
+    u64 looks_closer;  // at why calls fail, and at more of them
     struct watch watches[WATCHES];
     u8 native[512], compat[512];
     struct shape shapes[SHAPES];
@@ -61,6 +67,12 @@ const volatile struct {
         [321] = BPF, [175] = INIT_MODULE, [313] = FINIT_MODULE, [300] = FANOTIFY_INIT,
         [101] = PTRACE, [310] = PROCESS_VM_READV, [311] = PROCESS_VM_WRITEV, [438] = PIDFD_GETFD,
         [49] = BIND, [43] = ACCEPT, [288] = ACCEPT4,
+        [4] = STAT, [6] = LSTAT, [262] = NEWFSTATAT, [332] = STATX, [21] = ACCESS,
+        [269] = FACCESSAT, [439] = FACCESSAT2, [89] = READLINK, [267] = READLINKAT, [161] = CHROOT,
+        [41] = SOCKET, [62] = KILL, [200] = TKILL, [234] = TGKILL, [272] = UNSHARE, [105] = SETUID,
+        [113] = SETREUID, [117] = SETRESUID, [298] = PERF_EVENT_OPEN, [248] = ADD_KEY,
+        [68] = MSGGET, [29] = SHMGET, [170] = SETHOSTNAME, [0] = READ, [17] = READ, [19] = READ,
+        [45] = RECVFROM, [47] = RECVFROM, [217] = GETDENTS64,
     },
     .compat = {
         [5] = OPEN, [8] = CREAT, [295] = OPENAT, [437] = OPENAT2, [342] = OPEN_BY_HANDLE_AT,
@@ -83,6 +95,13 @@ const volatile struct {
         [278] = MQ_UNLINK, [357] = BPF, [128] = INIT_MODULE, [350] = FINIT_MODULE,
         [338] = FANOTIFY_INIT, [26] = PTRACE, [347] = PROCESS_VM_READV, [348] = PROCESS_VM_WRITEV,
         [438] = PIDFD_GETFD, [361] = BIND, [364] = ACCEPT4,
+        [106] = STAT, [195] = STAT, [107] = LSTAT, [196] = LSTAT, [300] = NEWFSTATAT, [383] = STATX,
+        [33] = ACCESS, [307] = FACCESSAT, [439] = FACCESSAT2, [85] = READLINK, [305] = READLINKAT,
+        [61] = CHROOT, [359] = SOCKET, [37] = KILL, [238] = TKILL, [270] = TGKILL, [310] = UNSHARE,
+        [23] = SETUID, [213] = SETUID, [70] = SETREUID, [203] = SETREUID, [164] = SETRESUID,
+        [208] = SETRESUID, [336] = PERF_EVENT_OPEN, [286] = ADD_KEY, [399] = MSGGET, [395] = SHMGET,
+        [74] = SETHOSTNAME, [3] = READ, [180] = READ, [145] = READ, [371] = RECVFROM,
+        [372] = RECVFROM, [220] = GETDENTS64,
     },
 #else
     .native = {
@@ -101,6 +120,11 @@ const volatile struct {
         [181] = MQ_UNLINK, [280] = BPF, [105] = INIT_MODULE, [273] = FINIT_MODULE,
         [262] = FANOTIFY_INIT, [117] = PTRACE, [270] = PROCESS_VM_READV, [271] = PROCESS_VM_WRITEV,
         [438] = PIDFD_GETFD, [200] = BIND, [202] = ACCEPT, [242] = ACCEPT4,
+        [79] = NEWFSTATAT, [291] = STATX, [48] = FACCESSAT, [439] = FACCESSAT2, [78] = READLINKAT,
+        [51] = CHROOT, [198] = SOCKET, [129] = KILL, [130] = TKILL, [131] = TGKILL, [97] = UNSHARE,
+        [146] = SETUID, [145] = SETREUID, [147] = SETRESUID, [241] = PERF_EVENT_OPEN,
+        [217] = ADD_KEY, [186] = MSGGET, [194] = SHMGET, [161] = SETHOSTNAME, [63] = READ,
+        [67] = READ, [65] = READ, [207] = RECVFROM, [212] = RECVFROM, [61] = GETDENTS64,
     },
 #endif
     .shapes = {
@@ -171,6 +195,36 @@ const volatile struct {
         [EXECVE] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, NONE, 10),
         [EXECVEAT] = SHAPE(0, 1, NONE, NONE, 4, NONE, NONE, 10),
         [IO_URING_SETUP] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 11),
+        // A look at a file counts with the opens, whatever else only somebody who looks closer sees
+        // with the last ones.
+        [STAT] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, NONE, 1),
+        [LSTAT] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, NONE, 1),
+        [NEWFSTATAT] = SHAPE(0, 1, NONE, NONE, 3, NONE, NONE, 1),
+        [STATX] = SHAPE(0, 1, NONE, NONE, 2, NONE, NONE, 1),
+        [ACCESS] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, NONE, 1),
+        [FACCESSAT] = SHAPE(0, 1, NONE, NONE, NONE, NONE, NONE, 1),
+        [FACCESSAT2] = SHAPE(0, 1, NONE, NONE, 3, NONE, NONE, 1),
+        [READLINK] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, NONE, 1),
+        [READLINKAT] = SHAPE(0, 1, NONE, NONE, NONE, NONE, NONE, 1),
+        [CHROOT] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, NONE, 1),
+        [READ] = SHAPE(0, NONE, NONE, NONE, NONE, NONE, NONE, 15),
+        [RECVFROM] = SHAPE(0, NONE, NONE, NONE, NONE, NONE, NONE, 15),
+        [GETDENTS64] = SHAPE(0, NONE, NONE, NONE, NONE, NONE, NONE, 15),
+        [WRITE] = SHAPE(0, NONE, NONE, NONE, NONE, NONE, NONE, 15),
+        [SOCKET] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [KILL] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [TKILL] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [TGKILL] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [MOUNT] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [UNSHARE] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [SETUID] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [SETREUID] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [SETRESUID] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [PERF_EVENT_OPEN] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [ADD_KEY] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [MSGGET] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [SHMGET] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
+        [SETHOSTNAME] = SHAPE(NONE, NONE, NONE, NONE, 0, NONE, NONE, 15),
         [EXEC] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 12),
         [FORK] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 13),
         [EXIT] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 14),

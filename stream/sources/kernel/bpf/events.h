@@ -3,7 +3,7 @@
 enum flag {
     IN_CGROUP = 1, IN_TREE = 2, BEFORE_EXEC = 4, NO_PATH = 8, NO_TO_PATH = 16, TRUNCATED = 32,
     WALK_CUT = 64, UNREACHABLE = 128, COMPAT = 256, URING = 512, SHARED_FILES = 1024,
-    THREAD_EXEC = 2048, OTHER_MOUNTS = 4096, OTHER_ROOT = 8192, OUTSIDE = 16384,
+    THREAD_EXEC = 2048, OTHER_MOUNTS = 4096, OTHER_ROOT = 8192, OUTSIDE = 16384, CLOSER = 32768,
 };
 // The parts of an event's data, in this order. An exec's argv is in TO_PATH.
 enum section { PATH, RESOLVED, BASE, TO_PATH, TO_BASE, SECTIONS };
@@ -11,6 +11,8 @@ enum scratch_slot { OF_SYSCALL, OF_EXEC, OF_URING, SLOTS };  // each program its
 enum state { FRESH = 1, RUNNING };
 
 #define AT_FDCWD (-100)
+#define ENOENT 2
+#define EAGAIN 11
 #define MAKES_FILE 020000100  // O_CREAT or O_TMPFILE
 #define MAY_WRITE 01003  // O_WRONLY, O_RDWR or O_TRUNC
 #define PATH_ROOM 4097  // so that a path of 4,095 bytes, the longest one, is seen to be whole
@@ -30,11 +32,18 @@ struct event {
     // size; uid and gid; fork's child; exit's status; whom it reached into; the request of io_uring
     u64 extra;
     u16 lengths[SECTIONS];
-    u16 leaf;  // of RESOLVED, the bytes of its first name
+    u16 around;  // bytes of what is around the caller, behind the sections
     u32 resolve;
     char data[32768 - HEADER - 80];
-    u32 end, letter, left;  // from here on it stays in the kernel
+    u32 end, letter, left, was_entered;  // from here on it stays in the kernel
     u64 args[8];
+};
+
+// What decides about a call of a process, besides the file or address that it is about.
+struct around {
+    u64 capabilities;
+    u64 security[8];  // what the security modules keep of it: the first words
+    u32 user, mounts, network, users, seccomp, tracer, was_entered, unused;
 };
 
 struct books {
@@ -92,6 +101,12 @@ struct {
     __type(key, u32);
     __type(value, struct world);
 } world SEC(".maps");
+struct {  // threads that have entered a call, where somebody looks closer
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 65536);
+    __type(key, u32);
+    __type(value, u8);
+} entered SEC(".maps");
 #ifdef WITH_URING
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -151,7 +166,7 @@ static __always_inline void begin(struct event *e, u8 call, u32 scope)
     e->open_flags = e->mode = e->resolve = 0;
     e->extra = 0;
     e->lengths[PATH] = e->lengths[RESOLVED] = e->lengths[BASE] = 0;
-    e->lengths[TO_PATH] = e->lengths[TO_BASE] = e->leaf = 0;
+    e->lengths[TO_PATH] = e->lengths[TO_BASE] = e->around = 0;
 }
 
 static __always_inline struct event *begin_long(u32 slot, u8 call, u32 scope)
@@ -191,8 +206,42 @@ static __always_inline int put(void *e, u64 size, u8 call)
     return 0;
 }
 
+// A function of its own, so that it is verified once.
+__attribute__((noinline)) int put_around(u32 slot)
+{
+    struct event *e = bpf_map_lookup_elem(&scratch, &slot);
+    struct task_struct *task = bpf_get_current_task_btf();
+    struct around around = {};
+    if (!e)
+        return 0;
+    const struct cred *cred = BPF_CORE_READ(task, cred);
+    // Eight bytes in every kernel, whatever they are called.
+    bpf_probe_read_kernel(&around.capabilities, sizeof around.capabilities,
+                          (void *)cred + bpf_core_field_offset(struct cred, cap_effective));
+    if (bpf_core_field_exists(struct cred, security))
+        bpf_probe_read_kernel(around.security, sizeof around.security,
+                              BPF_CORE_READ(cred, security));
+    around.user = BPF_CORE_READ(cred, fsuid.val);
+    around.mounts = BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum);
+    around.network = BPF_CORE_READ(task, nsproxy, net_ns, ns.inum);
+    around.users = BPF_CORE_READ(cred, user_ns, ns.inum);
+    if (bpf_core_field_exists(struct task_struct, seccomp))
+        around.seccomp = BPF_CORE_READ(task, seccomp.mode);
+    around.tracer = BPF_CORE_READ(task, ptrace);
+    around.was_entered = e->was_entered;
+    u64 at = AT_MOST((u64)*(volatile u32 *)&e->end, sizeof(e->data) - sizeof around);
+    bpf_probe_read_kernel(&e->data[at], sizeof around, &around);
+    e->around = sizeof around;
+    e->flags |= CLOSER;
+    e->end = at + sizeof around;
+    return 0;
+}
+
 static __always_inline int put_long(struct event *e)
 {
+    // That a file is not there is no refusal, and fails most calls.
+    if (ro.looks_closer && (e->call == EXEC || (e->ret < 0 && e->ret != -ENOENT && !(e->flags & URING))))
+        put_around(e->call == EXEC ? OF_EXEC : OF_SYSCALL);
     u64 size = AT_MOST((u64)*(volatile u32 *)&e->end, sizeof(e->data));
     return put(e, HEADER + size, e->call);
 }

@@ -118,7 +118,7 @@ struct walker {
     struct dentry *dentry;
     struct mount *mount;
     struct place_of place;  // of that mount
-    u32 start, flag, leaf;
+    u32 start, flag;
 };
 
 // What is read before this is read before what is read after it.
@@ -182,8 +182,6 @@ static __always_inline int step(u32 number, struct walker *w)
         n = bpf_probe_read_kernel_str(&e->data[at], NAME_ROOM, own.name);
     if (n <= 0)
         return 1;
-    if (at == w->start)
-        w->leaf = n - 1;
     *end = at + n;
     w->dentry = own.parent;
     return 0;
@@ -233,7 +231,7 @@ __attribute__((noinline)) int walk_once(u32 slot, u32 section, u64 dentry, u64 v
     volatile u32 *end = &e->end, *left = &e->left;
     u32 start = *end;
     u16 flags = e->flags;
-    struct walker w = {e, trail, (void *)dentry, m, {}, start, WALK_CUT, 0};
+    struct walker w = {e, trail, (void *)dentry, m, {}, start, WALK_CUT};
     read_place(&w.place, m);
     *left = WALK_STEPS;
     REPEAT(step, &w);
@@ -258,8 +256,6 @@ __attribute__((noinline)) int walk_once(u32 slot, u32 section, u64 dentry, u64 v
     u32 length = *end - start;
     if (section < SECTIONS)
         e->lengths[section] = length;
-    if (section == RESOLVED)
-        e->leaf = w.leaf;
     return length;
 }
 

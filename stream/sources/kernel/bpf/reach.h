@@ -2,6 +2,7 @@
 // Whom a process lets in, and what it takes from others: sockets with a name, peers that come, and
 // other processes.
 #define SOCKET_NAME 110
+#define TRACE_ME 0
 #define ATTACH 16
 #define SEIZE 0x4206
 
@@ -116,6 +117,8 @@ __attribute__((noinline)) int on_reach(void)
         return 0;
     u32 request = e->args[0];
     if (e->call == PTRACE) {
+        if (ro.looks_closer && request == TRACE_ME)
+            return put_long(e);
         if (request != ATTACH && request != SEIZE)
             return 0;
         e->open_flags = request;

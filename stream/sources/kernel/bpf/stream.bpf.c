@@ -113,6 +113,8 @@ static __always_inline u8 of_socketcall(struct event *e)
     bpf_probe_read_user(words, size, (void *)e->args[1]);
     for (int i = 0; i < 6; i++)
         e->args[i] = words[i];
+    if (what == 1)
+        return ro.looks_closer ? SOCKET : NO_CALL;
     return what == 2 ? BIND : what == 5 || what == 18 ? ACCEPT : what == 3 ? CONNECT : what == 11 ? SENDTO : what == 16 ? SENDMSG
         : what == 20 ? SENDMMSG : NO_CALL;
 }
@@ -150,7 +152,50 @@ static __always_inline u8 call_of(u32 number, int compat)
 {
     if (number >= 512)
         return NO_CALL;
-    return compat ? ro.compat[number & 511] : ro.native[number & 511];
+    u64 at = AT_MOST((u64)number, 511);
+    return compat ? ro.compat[at] : ro.native[at];
+}
+
+struct called { u8 call; u8 foreign; int compat; };
+
+static __always_inline struct called called_by(struct task_struct *task, struct pt_regs *regs)
+{
+    struct called called = {};
+#if defined(__TARGET_ARCH_x86)
+    u32 number = regs->orig_ax;
+    called.compat = task->thread_info.status & 2;
+    called.foreign = !called.compat && number >> 30 == 1;  // the x32 way to call
+#else
+    u32 number = regs->syscallno;
+    called.foreign = task->thread_info.flags >> 22 & 1;  // a 32-bit program
+#endif
+    called.call = call_of(number, called.compat);
+    return called;
+}
+
+static __always_inline int is_followed(u8 call)
+{
+    if (IS_CLOSER(call))
+        return !!ro.looks_closer;
+    return call && (call < WRITE_FIRST || ro.watched || ro.looks_closer);
+}
+
+// Only where somebody looks closer: a call that a filter (seccomp) refuses is never entered, and
+// ends all the same.
+SEC("tp_btf/sys_enter")
+int on_sys_enter(u64 *ctx)
+{
+    struct task_struct *task = bpf_get_current_task_btf();
+    u32 pid = task->tgid, thread = task->pid;
+    u8 one = 1;
+    if (!is_followed(called_by(task, (void *)ctx[0]).call) || !bpf_map_lookup_elem(&tree, &pid))
+        return 0;
+    if (bpf_map_update_elem(&entered, &thread, &one, BPF_ANY)) {
+        struct books *b = the_books();
+        if (b)
+            b->foreign++;  // nobody can tell how it ended
+    }
+    return 0;
 }
 
 SEC("tp_btf/sys_exit")
@@ -159,16 +204,10 @@ int on_sys_exit(u64 *ctx)
     struct pt_regs *regs = (void *)ctx[0];
     s64 ret = ctx[1];
     struct task_struct *task = bpf_get_current_task_btf();
-#if defined(__TARGET_ARCH_x86)
-    int compat = task->thread_info.status & 2;
-    u32 number = regs->orig_ax;
-    int foreign = !compat && number >> 30 == 1;  // the x32 way to call
-#else
-    int compat = 0, foreign = task->thread_info.flags >> 22 & 1;  // a 32-bit program
-    u32 number = regs->syscallno;
-#endif
-    u8 call = call_of(number, compat);
-    if (foreign) {
+    struct called called = called_by(task, regs);
+    int compat = called.compat;
+    u8 call = called.call;
+    if (called.foreign) {
         if (ret != -38 && scope_of(task->tgid)) {
             struct books *b = the_books();
             if (b)
@@ -176,20 +215,35 @@ int on_sys_exit(u64 *ctx)
         }
         return 0;
     }
-    if (!call || (call >= WRITE_FIRST && !ro.watched))
+    if (!is_followed(call))
         return 0;
     if (compat)
         ret = (s32)ret;
     u32 scope = scope_of(task->tgid);
     if (!scope)
         return 0;
-    if (call == MOUNTED)
-        return ret < 0 ? 0 : on_mount(task);
+    u32 thread = task->pid, was_entered = 0;
+    if (ro.looks_closer)
+        was_entered = !bpf_map_delete_elem(&entered, &thread);
+    if (call == MOUNTED) {
+        if (ret >= 0)
+            on_mount(task);
+        if (!ro.looks_closer)
+            return 0;
+        call = MOUNT;
+    }
     struct event *e = begin_long(OF_SYSCALL, call, compat ? scope | COMPAT : scope);
     if (!e)
         return 0;
     e->ret = ret;
+    e->was_entered = was_entered;
     put_args(e->args, regs, compat);
+    if (ro.looks_closer && call >= WRITE_FIRST && ret < 0) {
+        e->args[0] = e->args[(call - WRITE_FIRST) & 3];
+        e->call = call = WRITE;
+    }
+    if (call >= READ && call <= WRITE && (ret >= 0 || ret == -EAGAIN))
+        return 0;
     if (call >= WRITE_FIRST)
         return ret > 0 ? on_write(task, scope, e->args[(call - WRITE_FIRST) & 3], ret) : 0;
     if (call == SOCKETCALL)
