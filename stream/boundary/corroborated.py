@@ -130,7 +130,7 @@ def corroborate(
     attempt = _attempt_of(record.operation)
     if attempt is None:
         verb = record.operation.verb
-        return _not_observed(f"by which calls one would {verb} {claim.target} is not known")
+        return _not_observed(f"no call is known that would {verb} {claim.target}")
     reached = [call for call in view.calls if attempt.on_target(call)]
     meant = [call for call in reached if attempt.carries_out(call)]
     if status == "success":

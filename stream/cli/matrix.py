@@ -247,7 +247,7 @@ def _started_plan(
     if options.require_mode or shard is not None:
         check_modes(plan, "--require-mode" if shard is None else "--plan")
     if options.wants_kernel or options.require:
-        from stream.matrix.watching import check_kernel
+        from stream.matrix.run import check_kernel
 
         check_kernel(plan, options.kernel, is_required=bool(options.require))
     with start_plan(plan, min(options.jobs or default_jobs(), affordable_jobs())) as started:

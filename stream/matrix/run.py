@@ -17,6 +17,7 @@ from stream.boundary.emit_flags import FILES, PAIRS, parse_emit_words
 from stream.boundary.scripts import Cell, Stop, utf8
 from stream.errors import EmitError, StreamError
 from stream.matrix.plan import StartedPlan, declared_sandbox_mode, workspace_root
+from stream.matrix.watching import check_kernel as check_kernel
 from stream.matrix.watching import watch_calls
 from stream.pipeline import Pipeline, Sink
 from stream.process.machine import system_name
