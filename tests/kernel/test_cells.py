@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import anyio
@@ -59,6 +60,14 @@ def calls_on(view: KernelView, path: Path | str) -> list[SeenCall]:
 
 
 pytestmark = pytest.mark.usefixtures("kernel_feed")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that every user can enter; pytest's own are closed."""
+    with tempfile.TemporaryDirectory(prefix="stream-test-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def test_only_the_probe_itself_counts(tmp_path: Path) -> None:
@@ -181,15 +190,11 @@ def test_a_feed_that_fails_leaves_cells_unobserved(tmp_path: Path) -> None:
     assert reason.startswith("the kernel feed failed: ")
 
 
-def test_what_is_around_a_refused_call(tmp_path: Path) -> None:
+def test_what_is_around_a_refused_call(open_folder: Path) -> None:
     """A filter, a namespace, a Landlock domain, a user: each is seen where it is."""
     perl = "perl -e 'open F, q(>), q(/etc/x); mkdir q(/usr/x)'"
-    plain, walled = write_probe(tmp_path, perl), write_probe(tmp_path, perl, "walled")
+    plain, walled = write_probe(open_folder, perl), write_probe(open_folder, perl, "walled")
     user = ("setpriv", f"--reuid={NOBODY}", "--clear-groups", "--no-new-privs", "--")
-    tmp_path.chmod(0o755)
-    for folder in tmp_path.parents:
-        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o011)
     views = {
         "user": view_of(*user, plain),
         "landlock": view_of(str(HELPERS / "landlock-run"), "--", walled),
@@ -268,16 +273,6 @@ def try_open(path: Path, flags: int) -> str | None:
         check=True,
     )
     return done.stdout.strip() or None
-
-
-@pytest.fixture(scope="module")
-def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that every user can enter."""
-    base = tmp_path_factory.mktemp("modes")
-    for folder in (base, *base.parents):
-        if not folder.stat().st_mode & 1:
-            folder.chmod(folder.stat().st_mode | 0o011)
-    return base
 
 
 @pytest.mark.parametrize("owner", [0, NOBODY])
