@@ -246,7 +246,7 @@ def _word(text: str | None) -> str:
     """Return a text as one word of ASCII, in quotes where it has anything special in it."""
     if text is None:
         return NONE
-    return text if _PLAIN.fullmatch(text) else json.dumps(text).replace("\x7f", "\\u007f")
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 # --- reading ----------------------------------------------------------------------------------
