@@ -21,11 +21,12 @@ from stream.process.tree import start_tree
 from stream.records.control import TELEMETRY
 from stream.records.kernel import RawEvent
 from stream.records.modes import KernelView, SeenCall
-from stream.sources.kernel import cells
+from stream.sources.kernel import cells, loader
 from stream.sources.kernel.cells import CellFeed, watch_cells
 from stream.sources.kernel.ebpf import PAGE, EbpfFeed
 from stream.sources.kernel.permissions import is_refused_by_mode
 from stream.sources.kernel.security import domain_places
+from tests.kernel.test_calls import TAKEN
 
 NOBODY = 65534
 
@@ -113,6 +114,20 @@ def test_a_probe_that_is_not_executed_here_is_not_observed(tmp_path: Path) -> No
     assert view_of("/bin/bash", "-c", ":", script) == KernelView(
         reason=cells.NEVER_RAN, modules=view_of(script).modules
     )
+
+
+def test_what_a_daemon_does_is_not_observed(tmp_path: Path) -> None:
+    """It was there before, and is no process of the cell."""
+    asked, done = tmp_path / "asked", tmp_path / "done"
+    os.mkfifo(asked)
+    os.mkfifo(done)
+    script = write_probe(tmp_path, f": >{tmp_path}/made")
+    daemon = subprocess.Popen(["/bin/sh", "-c", f'read it <{asked}; "$it"; echo >{done}'])
+    ask = f'echo "$0" >{asked}; read it <{done}'
+    view = view_of("/bin/sh", "-c", ask, script)
+    daemon.wait()
+    assert (tmp_path / "made").exists()
+    assert (view.calls, view.reason) == ((), cells.NEVER_RAN)
 
 
 def test_what_is_lost_makes_the_cells_of_that_time_doubtful(tmp_path: Path) -> None:
@@ -238,9 +253,11 @@ except OSError:
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of its calls are x86-64's")
+@pytest.mark.parametrize("name", TAKEN)
 def test_a_call_that_a_filter_refuses_is_told_from_one_that_the_kernel_refuses(
-    tmp_path: Path,
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loader, "OBJECTS", (name,))
     program = tmp_path / "filtered.py"
     program.write_text(FILTERED)
     script = write_probe(tmp_path, f"exec {sys.executable} {program}")

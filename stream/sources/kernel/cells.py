@@ -32,7 +32,10 @@ from stream.sources.kernel.permissions import is_refused_by_mode
 from stream.sources.kernel.security import domain_places, refusing_modules
 
 MOST_CALLS = 4096  #: different ones of a cell that are kept: a probe makes some dozens
-NEVER_RAN = "the probe was not executed where the kernel of this machine sees it"
+NEVER_RAN = (
+    "none of its processes executed the probe on this kernel: the sandbox runs programs by itself,"
+    " or a daemon starts them"
+)
 LOST = "the kernel feed lost events while it ran"
 MIXED_UP = "a process of another cell had the same number"
 TOO_MANY = f"it made more than {MOST_CALLS} different calls"

@@ -295,7 +295,8 @@ def attach_feed_programs(
     if not _BTF.exists():
         raise FeedError(f"{_BTF}: missing: this kernel does not describe itself (BTF)")
     config = _object_constants(guard, cgroup is not None, ring_bytes, watch, looks_closer)
-    made = _load_first_object(config, {"ring": ring_bytes, "tree": tree_size})
+    entered = tree_size if looks_closer else 1
+    made = _load_first_object(config, {"ring": ring_bytes, "tree": tree_size, "entered": entered})
     try:
         if cgroup is not None:
             _set_cgroup(made.loaded, cgroup)

@@ -22,7 +22,10 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
 {
     u32 call = e->call & (SHAPES - 1);
     u32 at_dirfd = ro.shapes[call].dirfd & 7, at_path = ro.shapes[call].path & 7;
-    u32 at_to = ro.shapes[call].to_path & 7;
+    // All of it first: some kernels (6.1.192) no longer know later that the number is in the table.
+    u32 at_to = ro.shapes[call].to_path & 7, at_to_dirfd = ro.shapes[call].to_dirfd & 7;
+    u32 at_flags = ro.shapes[call].flags & 7, at_mode = ro.shapes[call].mode & 7;
+    u32 at_size = ro.shapes[call].size & 7;
     e->args[CWD] = (u64)AT_FDCWD;
     e->args[NONE] = 0;
     if (call == OPENAT2) {
@@ -30,12 +33,11 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
         bpf_probe_read_user(how, size, (void *)e->args[2]);
         put_open(e, how[0], how[1], how[2]);
     } else {
-        u64 flags = e->args[ro.shapes[call].flags & 7], mode = e->args[ro.shapes[call].mode & 7];
+        u64 flags = e->args[at_flags], mode = e->args[at_mode];
         e->open_flags = flags;
         e->mode = mode;
         if (call <= LAST_OPEN)
             put_open(e, call == CREAT ? 01101 : flags, mode, 0);
-        u32 at_size = ro.shapes[call].size & 7;
         u64 size = e->args[at_size];
         if (call == TRUNCATE || call == FTRUNCATE)
             e->extra = size;
@@ -61,17 +63,18 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
         put_base(e, OF_SYSCALL, begins, PATH, e->args[at_dirfd]);
     if (at_to != NONE) {
         begins = put_text(OF_SYSCALL, TO_PATH, e->args[at_to], 0);
-        if (ro.shapes[call].to_dirfd != NONE)
-            put_base(e, OF_SYSCALL, begins, TO_PATH, e->args[ro.shapes[call].to_dirfd & 7]);
+        if (at_to_dirfd != NONE)
+            put_base(e, OF_SYSCALL, begins, TO_PATH, e->args[at_to_dirfd]);
     }
     return put_long(e);
 }
 
 // Only where somebody asked for it: what a program says to whoever reads its stdout, and when; and
-// of no bytes, that it has opened such a file to write, whatever it is called there.
-static __always_inline int on_write(struct task_struct *task, u32 scope, int fd, s64 ret)
+// of no bytes, that it has opened such a file to write, whatever it is called there. A function of
+// its own: what it has on the stack, its caller need not have, too.
+__attribute__((noinline)) int on_write(u32 scope, int fd, s64 ret)
 {
-    struct inode *inode = BPF_CORE_READ(file_of(task, fd), f_inode);
+    struct inode *inode = BPF_CORE_READ(file_of(bpf_get_current_task_btf(), fd), f_inode);
     u64 number = BPF_CORE_READ(inode, i_ino), device = BPF_CORE_READ(inode, i_sb, s_dev);
     for (u32 i = 0; i < WATCHES; i++) {
         if (i >= ro.watched)
@@ -245,7 +248,7 @@ int on_sys_exit(u64 *ctx)
     if (call >= READ && call <= WRITE && (ret >= 0 || ret == -EAGAIN))
         return 0;
     if (call >= WRITE_FIRST)
-        return ret > 0 ? on_write(task, scope, e->args[(call - WRITE_FIRST) & 3], ret) : 0;
+        return ret > 0 ? on_write(scope, e->args[(call - WRITE_FIRST) & 3], ret) : 0;
     if (call == SOCKETCALL)
         e->call = call = of_socketcall(e);
     else if (compat)
@@ -274,7 +277,7 @@ int on_sys_exit(u64 *ctx)
         return 0;
     on_path_call(e, task);
     if (call <= LAST_OPEN && ret >= 0 && ro.watched && e->open_flags & MAY_WRITE)
-        on_write(task, scope, ret, 0);
+        on_write(scope, ret, 0);
     return 0;
 }
 
