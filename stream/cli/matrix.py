@@ -188,6 +188,9 @@ def matrix(options: MatrixOptions) -> None:
     Probes run from their own folder. If their tree has no bin/, a temporary one is made there,
     where that is writable.
 
+    With --kernel, root's, each report is compared with the system calls that the kernel saw,
+    and what closed an operation is named where it can be proved.
+
     Several machines share a matrix by a plan; each runs a shard:
 
     \b
@@ -410,6 +413,7 @@ def report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
 
 def _report_measured(outcome: MatrixResult) -> None:
     """Name what was not measured from outside, and the files that sandboxes left."""
+    _report_failures(outcome.disputed)
     if outcome.unwatched:
         print_note(f"stream: the kernel is not watched: {outcome.unwatched}")
     if outcome.no_internet:

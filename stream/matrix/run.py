@@ -47,6 +47,7 @@ class MatrixResult(Struct):
     no_internet: str | None = None  #: why cells in modes had no stand-in Internet
     contradictions: list[Contradiction] = field(default_factory=list)  #: of the plan's policy
     judged: str = ""  #: how many cells agree with it
+    disputed: list[ProbeFailure] = field(default_factory=list)  #: what the kernel contradicts
     unwatched: str | None = None  #: why there was no kernel feed, where one was asked for
 
 
@@ -118,6 +119,7 @@ class Matrix:
             no_internet=None if targets is None else targets.no_internet,
             contradictions=[] if self.judge is None else self.judge.check.contradictions(),
             judged="" if self.judge is None else self.judge.check.summary,
+            disputed=self.emit.disputed,
             unwatched=self._unwatched,
         )
 

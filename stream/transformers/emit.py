@@ -38,6 +38,7 @@ from stream.records.modes import (
     BASELINE,
     CallContext,
     CellControl,
+    Corroboration,
     ModeBoundary,
     OutsideView,
 )
@@ -65,6 +66,7 @@ class Emit(Transformer):
         self.counts = Counts()
         self.failed = 0
         self.failures: list[ProbeFailure] = []  #: the first of them
+        self.disputed: list[ProbeFailure] = []  #: reports that the kernel contradicts, the first
         self.results: Counter[str] = Counter()
         self._recorder = recorder
         self._for_modes = recorder
@@ -151,8 +153,17 @@ class Emit(Transformer):
         if isinstance(built.record, ModeBoundary) and measured and cell.mode == BASELINE:
             self._remember_control(cell.probe, control_of(built.record))
             self._around.setdefault(cell.probe, around_probe(measured.outside.kernel))
+        if isinstance(built.record, ModeBoundary):
+            self._note_dispute(cell, built.record.corroboration)
         self.results[built.record.result.observed_result] += 1
         return built.line
+
+    def _note_dispute(self, cell: RawEmission, found: Corroboration) -> None:
+        """Note a report that the kernel contradicts."""
+        if found.state == "contradicted" and len(self.disputed) < MOST_FAILURES:
+            sentence = printable(f"the kernel saw something else: {found.detail}")
+            probe = printable(cell.probe)
+            self.disputed.append(ProbeFailure(probe, cell.mode, found.state, sentence))
 
     def _measured(self, cell: RawEmission, outside: OutsideView) -> Measured:
         """Return the outside view of a cell, with its control."""

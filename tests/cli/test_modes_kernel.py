@@ -147,8 +147,12 @@ def write_liar(place: Place, name: str, body: str) -> Path:
 def test_a_probe_that_lies_is_caught(place: Place, name: str) -> None:
     mode, body, state, layer = LIARS[name]
     folder = write_liar(place, name, body)
-    cells = measure(place, "--kernel", "auto", "--mode", mode, "--probes", folder)
+    done = place.stream("matrix", "--kernel", "auto", "--mode", mode, "--probes", folder)
+    assert done.code == 0, done.err
+    cells = cells_of(done)
     assert seen(cells, mode, name) == (state, layer), cells[mode, name]
+    noted = f"stream: {name} ({mode}): the kernel saw something else: "
+    assert (noted in done.err) == (state == "contradicted")
 
 
 def test_a_raw_matrix_becomes_the_same_records(place: Place) -> None:
