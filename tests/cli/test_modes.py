@@ -34,10 +34,6 @@ def write_mode(place: Place, name: str, command: list[str], **more: Any) -> Path
     return path
 
 
-def is_running(path: Path) -> bool:
-    return Path("/proc", path.name.split("-")[1]).exists()
-
-
 def cells_of(done: Done) -> Cells:
     return {(one["run"]["mode"], one["probe"]["id"]): one for one in done.records}
 
@@ -48,15 +44,6 @@ def measure(place: Place, *words: str | Path, code: int = 0) -> Cells:
     valid = place.stream("validate", "-", data=done.out)
     assert valid.code == 0, valid.err
     return cells_of(done)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Any:
-    """Neither a folder of a run nor a mount in one stays."""
-    yield
-    folders = HOME.glob(".stream-*")
-    ended = [path for path in folders if not is_running(path)]
-    assert not ended
 
 
 def test_a_mode_is_measured_beside_its_control(place: Place) -> None:
@@ -105,6 +92,12 @@ def test_a_write_to_a_shared_folder_is_found_and_removed(place: Place, needs_roo
         assert cells["gvisor", probe]["effect"]["claimed"] == "success"
         assert cells["gvisor", probe]["effect"]["state"] == "not-seen"
         assert not Path(cells["baseline", probe]["operation"]["target"]).exists()
+
+
+def test_nothing_of_a_run_stays(place: Place) -> None:
+    process = place.start("matrix", "--mode", "bwrap-workspace", "--probe", *EFFECTS)
+    assert place.finish(process).code == 0
+    assert not list(HOME.glob(f".stream-{process.pid}-*"))
 
 
 def test_a_raw_matrix_becomes_the_same_records(place: Place) -> None:
