@@ -13,7 +13,7 @@ _NEEDS = {
 }
 
 
-def needs_sandbox(name: str) -> pytest.MarkDecorator:
+def needs_sandbox(*names: str) -> pytest.MarkDecorator:
     """Skip a test where a sandbox, or what it needs itself, is not there."""
-    missing = [tool for tool in _NEEDS[name] if shutil.which(tool) is None]
+    missing = [tool for name in names for tool in _NEEDS[name] if shutil.which(tool) is None]
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -34,6 +35,16 @@ def sandboxed(claude: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     yield place
     assert not find_living(root)
     check_place(place)
+
+
+@pytest.fixture(scope="module")
+def locked(sandboxed: Place) -> Path:
+    """What it lets through where it is on."""
+    lock = sandboxed.root / "boundary.lock"
+    words = ("--mode", "claude-sandbox", "--probe", *WRITES, *EGRESS)
+    done = sandboxed.stream("lock", "-o", lock, *words)
+    assert done.code == 0, done.err
+    return lock
 
 
 def path_without(place: Place, name: str) -> str:
@@ -117,16 +128,18 @@ def test_a_sandbox_that_is_on_holds(sandboxed: Place, words: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_it_fails_open_silently_without_what_it_needs(sandboxed: Place, name: str) -> None:
+def test_it_fails_open_silently_without_what_it_needs(
+    sandboxed: Place, locked: Path, name: str
+) -> None:
     env = {"PATH": path_without(sandboxed, name)}
     done = sandboxed.stream("canary", "--mode", "claude-sandbox", env=env)
     assert done.code == 1, done.err
     assert done.err.count("GOT THROUGH") == 4
     assert "0 of 4 canaries stopped" in done.err
-    words = ("matrix", "--mode", "claude-sandbox", "--probe", *WRITES, *EGRESS)
-    done = sandboxed.stream(*words, env=env)
-    assert done.code == 0, done.err
-    assert set(states(done, "claude-sandbox").values()) == {"seen"}
+    done = sandboxed.stream("lock", "--check", locked, "--format", "json", env=env)
+    assert done.code == 1, done.err
+    opened = {one["probe"] for one in json.loads(done.out)["opened"]}
+    assert opened == {"fs_outside_workspace", "egress_http_denied"}
 
 
 def test_settings_promise_what_holds_only_with_what_they_need(sandboxed: Place) -> None:
