@@ -10,6 +10,8 @@ _NEEDS = {
     "bwrap": ("bwrap",),
     "srt": ("srt", "bwrap", "socat", "rg"),
     "codex": ("codex",),
+    "firejail": ("firejail",),
+    "runsc": ("runsc",),
 }
 
 
