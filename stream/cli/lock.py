@@ -160,7 +160,7 @@ async def _check_lock(options: LockOptions) -> int:
     from stream.compare.drift import drift_of_lock, drift_summary, has_drift
 
     _check_output(options, [options.lockfile, *options.records])
-    locked = _read_lockfile(options.lockfile)
+    locked = read_lockfile(options.lockfile)
     for fault in locked.faults[:_SHOWN]:
         print_note(f"stream: {fault}")
     if len(locked.faults) > _SHOWN:
@@ -229,7 +229,7 @@ async def _measured_drift(
     return part, drift
 
 
-def _read_lockfile(name: str) -> ParsedLock:
+def read_lockfile(name: str) -> ParsedLock:
     """Read a lockfile. Raise InputError where there is none."""
     from stream.codec import LARGEST
     from stream.compare.lockfile import parse_lock
@@ -268,11 +268,11 @@ def _check_output(options: LockOptions, inputs: list[str]) -> None:
     """Raise StreamError where the output has no place. A lockfile may take that of one."""
     from stream.files.targets import check_outputs
 
-    is_update = not options.check and _is_lockfile(options.output)
+    is_update = not options.check and is_lockfile(options.output)
     check_outputs([options.output], [*inputs, *options.policy], force=options.force or is_update)
 
 
-def _is_lockfile(name: str) -> bool:
+def is_lockfile(name: str) -> bool:
     """Tell whether a file begins as lockfiles do, of any version."""
     try:
         with Path(name).open("rb") as file:
@@ -283,7 +283,7 @@ def _is_lockfile(name: str) -> bool:
 
 def _modes_of_lockfile(name: str) -> list[str]:
     """Return the modes of a lockfile that is replaced, also of one with conflicts."""
-    if not _is_lockfile(name):
+    if not is_lockfile(name):
         return []
     text = Path(name).read_text("ascii", "replace")
     return [*dict.fromkeys(re.findall(r"^mode  ([a-z0-9][a-z0-9._-]*)  ", text, re.MULTILINE))]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import typer
 
+from stream.cli.lock import is_lockfile, read_lockfile
 from stream.cli.options import Boundary, Force, Reject
 from stream.cli.runner import print_note, problem_sink, run_filter
 
 if TYPE_CHECKING:
+    from stream.boundary.measured import Outcome
     from stream.boundary.outcomes import OutcomeSide
     from stream.pipeline import Counts
     from stream.transformers.listen import Listen
@@ -96,9 +99,11 @@ def report(
     \b
       stream report boundary.ndjson -o report.html
       stream report monday.ndjson tuesday.ndjson -o changes.html
+      stream report boundary.lock boundary.ndjson -o drift.html
 
-    It reads boundary objects of both patterns, boundary_event_v1 and boundary_event_v2. Other
-    records and bad lines are counted in the page. Exit 1 if there was a bad line.
+    It reads boundary objects of both patterns, boundary_event_v1 and boundary_event_v2. A file
+    may also be a lockfile, which has outcomes and no records. Other records and bad lines are
+    counted in the page. Exit 1 if there was a bad line.
     """
     if len(files) > 2:
         raise typer.BadParameter("one file, or two: before and after")
@@ -117,10 +122,13 @@ def report(
 
         check_readable(files)
         for name in files:
-            expect_input(name, "boundary")
+            if not is_lockfile(name):
+                expect_input(name, "boundary")
         target = STDOUT_TARGET if output is None else output
         check_outputs([target], files, force=force)
-        sides = [await _read_side(name) for name in files]
+        sides = [
+            _locked_side(name) if is_lockfile(name) else await _read_side(name) for name in files
+        ]
         async with Ndjson(target).open() as write:
             await write(Batch(LINES, [render_report([side for side, _ in sides])]))
         rejected = sum(counts.rejected for _, counts in sides)
@@ -144,3 +152,37 @@ async def _read_side(name: str) -> tuple[OutcomeSide, Counts]:
     if not stage.counts.passed:
         raise InputError(f"{name}: it has no boundary objects")
     return stage.side(), stage.counts
+
+
+def _locked_side(name: str) -> tuple[OutcomeSide, Counts]:
+    """Read the outcomes of a lockfile as a side. Raise InputError for one that was edited."""
+    from hashlib import sha256
+
+    from stream.boundary.descriptors import known_catalogs
+    from stream.boundary.outcomes import ModeSetup, OutcomeSide, OutcomeTable
+    from stream.compare.lockfile import outcomes_of
+    from stream.errors import InputError
+    from stream.pipeline import Counts
+    from stream.records.boundary import UNKNOWN
+
+    locked = read_lockfile(name)
+    if locked.faults:
+        raise InputError(locked.faults[0])
+    categories = {
+        capability: found.category
+        for catalog in known_catalogs()
+        for capability, found in catalog.capabilities.items()
+    }
+    side = OutcomeSide(name, OutcomeTable(), sha256=sha256(Path(name).read_bytes()).hexdigest())
+    for cell in locked.lock.cells:
+        category = categories.get(cell.capability, UNKNOWN)
+        for outcome in sorted(outcomes_of(cell.state)):
+            side.table.add_outcome(
+                cell.capability, category, cell.probe, cell.mode, cast("Outcome", outcome)
+            )
+    for mode in locked.lock.modes:
+        setup = ModeSetup(mode.sandbox, mode.version, mode.settings_sha256, None, mode.kernel)
+        side.setups[mode.name] = [setup]
+    side.remarks = ["a lockfile: it has outcomes, and no records"]
+    count = len(locked.lock.cells)
+    return side, Counts(received=count, passed=count)

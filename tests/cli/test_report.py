@@ -89,3 +89,21 @@ def test_wrong_words(place: Place, records: Path) -> None:
     code, shown = Terminal(place, "report", records).finish()
     assert code == 2
     assert "a page does not go to a terminal" in shown.replace("\r\n", " ")
+
+
+def test_a_lockfile_is_a_side_of_its_own(place: Place, records: Path) -> None:
+    """What is locked as closed, and open now, opened."""
+    closed = [("closed", "m", "cap_fs_write_temp", "one")]
+    before, lock = place.workspace / "before.ndjson", place.workspace / "boundary.lock"
+    before.write_bytes(b"".join(one + b"\n" for one in mode_lines(closed)))
+    records.write_bytes(RECORDS.replace(b"cap_a", b"cap_fs_write_temp"))
+    assert place.stream("lock", before, "-o", lock).code == 0
+    done = place.stream("report", lock, records)
+    assert done.code == 0, done.err
+    page = done.out.decode()
+    assert "a lockfile: it has outcomes, and no records" in page
+    assert "<summary>1 opened</summary>" in page
+    lock.write_text(lock.read_text().replace("closed", "open  "))
+    refused = place.stream("report", lock, records)
+    assert (refused.code, refused.out) == (2, b"")
+    assert "boundary.lock:" in refused.err
