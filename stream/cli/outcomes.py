@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.lock import is_lockfile, read_lockfile
+from stream.cli.lock import is_lockfile
 from stream.cli.options import Boundary, Force, Reject
 from stream.cli.runner import print_note, problem_sink, run_filter
 
 if TYPE_CHECKING:
-    from stream.boundary.measured import Outcome
-    from stream.boundary.outcomes import OutcomeSide
-    from stream.pipeline import Counts
     from stream.transformers.listen import Listen
     from stream.transformers.outcome_text import OutcomeText
 
@@ -113,6 +109,7 @@ def report(
     async def work() -> int:
         """Write the page and return the exit code."""
         from stream.cli.inputs import expect_input
+        from stream.cli.sides import read_side
         from stream.files.targets import STDOUT_TARGET, check_outputs
         from stream.pipeline import Batch
         from stream.records.control import LINES
@@ -126,9 +123,7 @@ def report(
                 expect_input(name, "boundary")
         target = STDOUT_TARGET if output is None else output
         check_outputs([target], files, force=force)
-        sides = [
-            _locked_side(name) if is_lockfile(name) else await _read_side(name) for name in files
-        ]
+        sides = [await read_side(name) for name in files]
         async with Ndjson(target).open() as write:
             await write(Batch(LINES, [render_report([side for side, _ in sides])]))
         rejected = sum(counts.rejected for _, counts in sides)
@@ -137,52 +132,3 @@ def report(
         return 1 if rejected else 0
 
     run_filter(files, work)
-
-
-async def _read_side(name: str) -> tuple[OutcomeSide, Counts]:
-    """Read the records of one side. Raise InputError where there are none."""
-    from stream.boundary.descriptors import mode_descriptor
-    from stream.errors import InputError
-    from stream.pipeline import Pipeline
-    from stream.sources.ndjson import NdjsonSource
-    from stream.transformers.kept_records import KeptRecords
-
-    stage = KeptRecords(name, mode_descriptor())
-    await Pipeline((NdjsonSource(name),)).through(stage).into(problem_sink(None))
-    if not stage.counts.passed:
-        raise InputError(f"{name}: it has no boundary objects")
-    return stage.side(), stage.counts
-
-
-def _locked_side(name: str) -> tuple[OutcomeSide, Counts]:
-    """Read the outcomes of a lockfile as a side. Raise InputError for one that was edited."""
-    from hashlib import sha256
-
-    from stream.boundary.descriptors import known_catalogs
-    from stream.boundary.outcomes import ModeSetup, OutcomeSide, OutcomeTable
-    from stream.compare.lockfile import outcomes_of
-    from stream.errors import InputError
-    from stream.pipeline import Counts
-    from stream.records.boundary import UNKNOWN
-
-    locked = read_lockfile(name)
-    if locked.faults:
-        raise InputError(locked.faults[0])
-    categories = {
-        capability: found.category
-        for catalog in known_catalogs()
-        for capability, found in catalog.capabilities.items()
-    }
-    side = OutcomeSide(name, OutcomeTable(), sha256=sha256(Path(name).read_bytes()).hexdigest())
-    for cell in locked.lock.cells:
-        category = categories.get(cell.capability, UNKNOWN)
-        for outcome in sorted(outcomes_of(cell.state)):
-            side.table.add_outcome(
-                cell.capability, category, cell.probe, cell.mode, cast("Outcome", outcome)
-            )
-    for mode in locked.lock.modes:
-        setup = ModeSetup(mode.sandbox, mode.version, mode.settings_sha256, None, mode.kernel)
-        side.setups[mode.name] = [setup]
-    side.remarks = ["a lockfile: it has outcomes, and no records"]
-    count = len(locked.lock.cells)
-    return side, Counts(received=count, passed=count)

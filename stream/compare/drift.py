@@ -4,11 +4,19 @@ measured. Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Literal, cast
 
 from msgspec.structs import replace
 
-from stream.boundary.outcomes import LETS_THROUGH, outcome_change
+from stream.boundary.descriptors import known_catalogs
+from stream.boundary.measured import Outcome
+from stream.boundary.outcomes import (
+    LETS_THROUGH,
+    ModeSetup,
+    OutcomeSide,
+    OutcomeTable,
+    outcome_change,
+)
 from stream.compare.lockfile import (
     NONE,
     UNTOLD,
@@ -147,3 +155,25 @@ def _version_notes(
     for probe, one, other in sorted(versions):
         if one != other and UNKNOWN not in (one, other):
             yield f"{probe}: version of the probe: locked {one}, now {other}"
+
+
+def side_of_lock(locked: ParsedLock, name: str) -> OutcomeSide:
+    """Return the outcomes of a lockfile as the side of a report. It has no records."""
+    side = OutcomeSide(
+        name, OutcomeTable(), remarks=["a lockfile: it has outcomes, and no records"]
+    )
+    categories = {
+        capability: found.category
+        for catalog in known_catalogs()
+        for capability, found in catalog.capabilities.items()
+    }
+    for cell in locked.lock.cells:
+        category = categories.get(cell.capability, UNKNOWN)
+        for outcome in sorted(outcomes_of(cell.state)):
+            side.table.add_outcome(
+                cell.capability, category, cell.probe, cell.mode, cast("Outcome", outcome)
+            )
+    for mode in locked.lock.modes:
+        setup = ModeSetup(mode.sandbox, mode.version, mode.settings_sha256, None, mode.kernel)
+        side.setups[mode.name] = [setup]
+    return side

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from stream.boundary.measured import Outcome
 from tests.cli.command import Place
 from tests.cli.test_terminal import Terminal
 from tests.transformers.modes import mode_lines, mode_record
 from tests.transformers.samples import line, record
 
 RECORDS = b"".join(one + b"\n" for one in mode_lines([("open", "m", "cap_a", "one")]))
+
+
+CLOSED: tuple[Outcome, str, str, str] = ("closed", "m", "cap_fs_write_temp", "one")
 
 
 @pytest.fixture
@@ -93,9 +97,8 @@ def test_wrong_words(place: Place, records: Path) -> None:
 
 def test_a_lockfile_is_a_side_of_its_own(place: Place, records: Path) -> None:
     """What is locked as closed, and open now, opened."""
-    closed = [("closed", "m", "cap_fs_write_temp", "one")]
     before, lock = place.workspace / "before.ndjson", place.workspace / "boundary.lock"
-    before.write_bytes(b"".join(one + b"\n" for one in mode_lines(closed)))
+    before.write_bytes(b"".join(one + b"\n" for one in mode_lines([CLOSED])))
     records.write_bytes(RECORDS.replace(b"cap_a", b"cap_fs_write_temp"))
     assert place.stream("lock", before, "-o", lock).code == 0
     done = place.stream("report", lock, records)
