@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,20 @@ def helpers_of_the_checkout() -> Iterator[None]:
 def forking() -> Iterator[None]:
     yield
     end_forking()
+
+
+@pytest.fixture(autouse=True)
+def shared_folders(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Codex puts placeholders into /tmp while its sandbox runs, `.git` among them: nobody then
+    records the real agent, which looks for one above its workspace."""
+    kind = fcntl.LOCK_EX if request.node.get_closest_marker("writes_tmp") else fcntl.LOCK_SH
+    if kind == fcntl.LOCK_SH and "tests/e2e" not in request.node.path.as_posix():
+        yield
+        return
+    lock = Path(tempfile.gettempdir(), f"stream-tests-{os.geteuid()}.lock")
+    with lock.open("w") as file:
+        fcntl.flock(file, kind)
+        yield
 
 
 @pytest.fixture

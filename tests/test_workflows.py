@@ -81,6 +81,7 @@ def test_what_prepares_the_machine_is_known() -> None:
             assert bool(changes) == (step.get("name") in PREPARING), step
 
 
+@pytest.mark.writes_tmp
 @pytest.mark.skipif(shutil.which("codex") is None, reason="needs codex")
 def test_a_sandbox_is_locked_and_drifts(tmp_path: Path) -> None:
     locking = ("lock", "--mode", "codex-workspace-write", "--probe", *PROBES)

@@ -77,7 +77,7 @@ _MESSAGE_QUEUE, _SHARED_MEMORY = frozenset(("msgget",)), frozenset(("shmget",))
 _FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16, "AF_PACKET": 17}
 _INTERNET = (2, 10)
 _WRITING = 0o1 | 0o2 | 0o100 | 0o1000  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
-_URL = re.compile(r"[a-z]+://(?:[^/@]*@)?(\[[^]]*\]|[^:/]+)")
+_URL = re.compile(r"[a-z]+:/{2}(?:[^/@]*@)?(\[[^]]*\]|[^:/]+)")
 _PEER = re.compile(r"(\[[^]]*\]|[^:\[\]]+):(\d+)")
 _PROCESS = re.compile(r"pid (\d+)")
 

@@ -127,7 +127,13 @@ def _decode_record(line: bytes) -> ModeBoundary:
 
 async def _write_lock(options: LockOptions) -> int:
     """Write the lockfile of what is measured, and return the exit code."""
-    from stream.compare.lockfile import UNTOLD, lock_lines, measured_boundary, outcomes_of
+    from stream.compare.lockfile import (
+        UNTOLD,
+        lock_lines,
+        measured_boundary,
+        outcomes_of,
+        unmeasured_modes,
+    )
     from stream.errors import InputError, RequiredError
 
     _check_output(options, options.records)
@@ -143,6 +149,8 @@ async def _write_lock(options: LockOptions) -> int:
     cells, modes = found.lock.cells, found.lock.modes
     if not cells:
         raise InputError("there is nothing to lock: no record of a mode besides baseline")
+    for name, reason in unmeasured_modes(found).items():
+        raise RequiredError(f"mode {name}: nothing could be measured in it: {reason}")
     await _write(options.output, "\n".join(lock_lines(found.lock)).encode())
     outcomes = [outcomes_of(cell.state) for cell in cells]
     counts = {

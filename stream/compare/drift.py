@@ -34,6 +34,7 @@ _HEAD = (
     ("sandbox", "sandbox"),
     ("version", "version of the sandbox"),
     ("kernel", "kernel"),
+    ("user", "user that the probes run as"),
     ("settings_sha256", "digest of the settings"),
 )
 DRIFTS: tuple[Change, ...] = ("opened", "closed", "unmeasured", "measured")

@@ -19,7 +19,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -53,7 +53,7 @@ _COMMENTS = (
     "# The measured boundary: what each probe comes to in each sandbox. `stream lock` writes it,",
     "# `stream lock --check` compares it with a new measurement. Each line ends in a checksum of",
     "# itself: do not edit it, and after a merge conflict measure again.",
-    "# mode  NAME  SANDBOX  VERSION  KERNEL  SETTINGS  CHECKSUM",
+    "# mode  NAME  SANDBOX  VERSION  KERNEL  USER  SETTINGS  CHECKSUM",
     "# OUTCOME   ERRNO        EFFECT       CONTROL     MODE  CAPABILITY  PROBE@VERSION  CHECKSUM",
 )
 _WIDTHS = (10, 11, 11, 10)
@@ -112,6 +112,7 @@ class _ModeRecords(Struct):
     kernels: set[str] = field(default_factory=set)
     #: as the harness sees it, which a sandbox with a kernel of its own does not
     outer_kernels: set[str] = field(default_factory=set)
+    are_root: set[bool] = field(default_factory=set)  #: the users of the probes
 
     def head_of_mode(self, name: str) -> LockMode:
         """Return the mode's line. Raise InputError for records that were not taken together."""
@@ -119,7 +120,15 @@ class _ModeRecords(Struct):
         sandbox = _only(self.sandboxes, sandboxes)
         kernels = self.kernels or self.outer_kernels
         kernel = _only(kernels, f"{name}: records of two kernels")
-        return LockMode(name, sandbox.name, sandbox.version, kernel, sandbox.settings_sha256)
+        is_root = _only(self.are_root, f"{name}: records of root and of an ordinary user")
+        return LockMode(
+            name,
+            sandbox.name,
+            sandbox.version,
+            kernel,
+            "root" if is_root else "ordinary",
+            sandbox.settings_sha256,
+        )
 
 
 def measured_boundary(records: Iterable[ModeBoundary]) -> MeasuredBoundary:
@@ -145,6 +154,7 @@ def measured_boundary(records: Iterable[ModeBoundary]) -> MeasuredBoundary:
         cell.versions.add(probe.version)
         around = modes.setdefault(mode, _ModeRecords())
         around.sandboxes.add(record.sandbox)
+        around.are_root.add(record.run.user == "root")
         failure = harness_reason(record)
         (around.outer_kernels if failure else around.kernels).add(record.stack.os)
         if failure:
@@ -156,6 +166,16 @@ def measured_boundary(records: Iterable[ModeBoundary]) -> MeasuredBoundary:
         tuple(LockCell(*key, cells[key].state_of_cell(key[2])) for key in sorted(cells)),
     )
     return found
+
+
+def unmeasured_modes(found: MeasuredBoundary) -> dict[str, str]:
+    """Find the modes of which no cell was measured, with the reason of the first."""
+    measured = {cell.mode for cell in found.lock.cells if outcomes_of(cell.state) != {"untold"}}
+    reasons: dict[str, str] = {}
+    for cell in found.lock.cells:
+        if cell.mode not in measured:
+            reasons.setdefault(cell.mode, found.reasons.get(cell.key, "no reason is known"))
+    return reasons
 
 
 def errno_class(errno: str | None) -> str:
@@ -221,7 +241,7 @@ def lock_lines(lock: BoundaryLock) -> list[str]:
 
 
 def _mode_line(mode: LockMode) -> str:
-    words = (mode.sandbox, mode.version, mode.kernel, mode.settings_sha256)
+    words = (mode.sandbox, mode.version, mode.kernel, mode.user, mode.settings_sha256)
     return _sealed("  ".join(("mode", _word(mode.name), *map(_word, words))))
 
 
@@ -351,15 +371,17 @@ class _LockReader:
 
 def _mode_of(words: Sequence[str]) -> LockMode:
     """Return the mode of a line's words. Raise ValueError for a word that cannot be there."""
-    _check_count(words, 7, "mode NAME SANDBOX VERSION KERNEL SETTINGS CHECKSUM")
-    name, sandbox, version, kernel, settings = map(_text_of_word, words[1:6])
+    _check_count(words, 8, "mode NAME SANDBOX VERSION KERNEL USER SETTINGS CHECKSUM")
+    name, sandbox, version, kernel, user, settings = map(_text_of_word, words[1:7])
     if name is None or not re.match(MODE_NAME, name):
         raise ValueError(f"mode: {_quoted(words[1])} is no name of a mode")
     if kernel is None:
         raise ValueError("kernel: a mode has one")
     if settings is not None and not re.match(DIGEST, settings):
-        raise ValueError(f"settings: {_quoted(words[5])} is no SHA-256")
-    return LockMode(name, sandbox, version, kernel, settings)
+        raise ValueError(f"settings: {_quoted(words[6])} is no SHA-256")
+    if user not in ("root", "ordinary"):
+        raise ValueError(f"user: unknown word {_quoted(words[5])} (expected root|ordinary)")
+    return LockMode(name, sandbox, version, kernel, cast("Any", user), settings)
 
 
 def _cell_of(words: Sequence[str]) -> LockCell:

@@ -7,7 +7,7 @@ the record of one of them.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct, ValidationError
@@ -52,12 +52,14 @@ class LockCell(Struct, frozen=True):
 
 
 class LockMode(Struct, frozen=True):
-    """A line in the head of the lockfile: a mode, its sandbox, and the kernel that probes saw."""
+    """A line in the head of the lockfile: a mode, its sandbox, and the kernel and the user of its
+    probes."""
 
     name: str
     sandbox: str | None
     version: str | None
     kernel: str
+    user: Literal["root", "ordinary"]  #: what kind of user the probes ran as
     settings_sha256: str | None
 
 

@@ -26,6 +26,9 @@ class ModeDocument(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     untested: bool = False
     start_seconds: float = 0.0  #: that its start may take, beside the time of a probe
     network: bool = True  #: it may be started inside of the stand-in's network namespace
+    #: a setuid program, which can do nothing in the user namespace that an ordinary user's
+    #: stand-in is in
+    setuid: bool = False
     env: dict[str, str] = {}
     files: dict[str, str] = {}  #: settings files, by path
     promises: dict[str, Promise] = {}  #: by capability: what its settings promise

@@ -1,4 +1,4 @@
-"""Find what sandboxes leave behind outside of their folders: mounts and control groups."""
+"""Find what sandboxes leave outside of their folders: mounts, control groups, placeholders."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from stream.boundary.scripts import TEMPORARY
+from stream.errors import OutputError
+from stream.files.trees import remove_tree
+
 _CGROUPS = "/sys/fs/cgroup"
 _MOST_CGROUPS = 20_000
 
 
+#: What sandboxes of agents put into a shared folder that is writable in them, to mount over it
+_PLACEHOLDERS = (".git", ".agents", ".codex", ".claude")
+
+
 class Surroundings(Struct, frozen=True):
-    """The mounts that a namespace has, and the control groups of the machine."""
+    """The mounts that a namespace has, the control groups of the machine, and the placeholders in
+    the folders that everybody shares."""
 
     mounts: frozenset[str]
     cgroups: frozenset[str]
+    placeholders: frozenset[str]
 
 
 def surroundings(pid: int | str = "self") -> Surroundings:
@@ -31,12 +41,15 @@ def surroundings(pid: int | str = "self") -> Surroundings:
         cgroups.update(f"{folder}/{name}" for name in names)
         if len(cgroups) > _MOST_CGROUPS:
             break
-    return Surroundings(frozenset(mounts), frozenset(cgroups))
+    paths = [f"{folder}/{name}" for folder in TEMPORARY for name in _PLACEHOLDERS]
+    placeholders = frozenset(path for path in paths if os.path.lexists(path))
+    return Surroundings(frozenset(mounts), frozenset(cgroups), placeholders)
 
 
-def remove_new_mounts(before: Surroundings, now: Surroundings, enter: list[str]) -> list[str]:
-    """Unmount what was mounted since. Return a sentence for each mount and each control group that
-    was not there before; the latter stay, because they may be another program's."""
+def remove_new_leftovers(before: Surroundings, now: Surroundings, enter: list[str]) -> list[str]:
+    """Unmount what was mounted since, and remove placeholders. Return a sentence for each of them
+    and for each control group that was not there before; the latter stay, because they may be
+    another program's."""
     found: list[str] = []
     for mount in sorted(now.mounts - before.mounts, reverse=True):
         done = subprocess.run(
@@ -47,12 +60,29 @@ def remove_new_mounts(before: Surroundings, now: Surroundings, enter: list[str])
         )
         state = "removed" if done.returncode == 0 else "could not be removed"
         found.append(f"a mount on {mount}, {state}")
+    for path in sorted(now.placeholders - before.placeholders):
+        if _is_hollow(path):
+            with suppress(OutputError):
+                remove_tree(Path(path))
+                found.append(f"{path}, removed")
     new = sorted(now.cgroups - before.cgroups)
     return found + [
         f"a control group {name}, which stays"
         for name in new
         if "/stream-" not in name and _is_empty(name)
     ]
+
+
+def _is_hollow(path: str) -> bool:
+    """Tell whether nothing but empty files and folders is below a path."""
+    if Path(path).is_symlink():
+        return False
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                if os.lstat(f"{folder}/{name}").st_size:
+                    return False
+    return True
 
 
 def _is_empty(cgroup: str) -> bool:

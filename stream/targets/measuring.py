@@ -31,7 +31,7 @@ from stream.records.boundary import SandboxMode
 from stream.records.modes import KernelView, OutsideView
 from stream.targets.folders import SHARED_EFFECTS, Slot, end_shared_writes
 from stream.targets.internet import StandInInternet, open_internet
-from stream.targets.leftovers import remove_new_mounts, surroundings
+from stream.targets.leftovers import remove_new_leftovers, surroundings
 from stream.targets.survivors import end_survivors
 from stream.targets.victim import Victim
 
@@ -152,7 +152,8 @@ class Targets(Struct):
 
     def _is_inside(self, mode: Mode) -> bool:
         """Tell whether a mode is started inside of the stand-in's network."""
-        return self.internet is not None and mode.document.network
+        can_start = os.geteuid() == 0 or not mode.document.setuid
+        return self.internet is not None and mode.document.network and can_start
 
     def _places(self, slot: Slot, mode: Mode) -> dict[str, str]:
         kit = {"kit": str(self.base / "kit"), "helpers": str(self.base / "kit" / "bin")}
@@ -170,7 +171,7 @@ class Targets(Struct):
         places = self._places(slot, mode)
         words = mode.command(self._script(cell), places, is_root=self.user.uid == 0)
         words = [*self.user.switch, *words]
-        if self.internet is not None and mode.document.network:
+        if self.internet is not None and self._is_inside(mode):
             words = [*self.internet.prefix(places["workspace"]), *words]
         env = self._environment(cell, slot, index, nonce)
         return words, {**env, **mode.environment(places)}
@@ -305,7 +306,7 @@ def _noting_leftovers(targets: Targets) -> Iterator[None]:
     try:
         yield
     finally:
-        targets.left_outside += remove_new_mounts(before, surroundings(pid), enter)
+        targets.left_outside += remove_new_leftovers(before, surroundings(pid), enter)
 
 
 @contextmanager

@@ -157,7 +157,11 @@ class WorkspaceCapture:
                 " git in the copy, it does there"
             )
         elif source is not None and not (source / ".git").exists():
-            above = next((folder for folder in source.parents if (folder / ".git").exists()), None)
+            # As git does: an empty .git, as sandboxes put into shared folders, is no repository.
+            marks = ((folder, folder / ".git") for folder in source.parents)
+            above = next(
+                (folder for folder, git in marks if git.is_file() or (git / "HEAD").exists()), None
+            )
             if above is not None:
                 self._on_warning(
                     f"{source} is a part of the repository {above}, which is not in the copy: git"

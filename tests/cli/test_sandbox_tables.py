@@ -56,6 +56,7 @@ REFUSES = {("nobody", "firejail-workspace")}
 USERS = [None, *(["nobody"] if os.geteuid() == 0 else [])]
 
 
+@pytest.mark.writes_tmp
 @needs_sandbox("bwrap", "codex", "srt", "firejail", "runsc")
 @pytest.mark.parametrize("user", USERS)
 def test_what_sandboxes_are_known_to_block(place: Place, user: str | None) -> None:

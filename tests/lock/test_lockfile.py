@@ -267,6 +267,7 @@ def states(draw: st.DrawFn) -> CellState:
 
 
 mode_names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,3}\Z", fullmatch=True).filter(str.isascii)
+users: st.SearchStrategy[Any] = st.sampled_from(["root", "ordinary"])
 settings = st.none() | st.sampled_from(["0" * 64, "ab" * 32])
 
 
@@ -278,7 +279,7 @@ def locks(draw: st.DrawFn) -> BoundaryLock:
     cells = sorted(draw(st.lists(keys, max_size=5, unique=True)))
     return BoundaryLock(
         tuple(
-            LockMode(mode, draw(nullable), draw(nullable), draw(texts), draw(settings))
+            LockMode(mode, draw(nullable), draw(nullable), draw(texts), draw(users), draw(settings))
             for mode in modes
         ),
         tuple(LockCell(*key, draw(states())) for key in cells),

@@ -155,17 +155,34 @@ def test_only_what_was_asked_for_is_compared(place: Place) -> None:
 
 def test_a_probe_that_breaks_is_told(place: Place) -> None:
     """It is locked as not measured: a later measurement that tells something is a drift."""
-    lock, words = place.workspace / "boundary.lock", ("--probe", "fs_sentinel_delete")
-    silent = ["sh", "-c", "exit 0", "{probe}"]
-    mode = write_mode(place, "mine", silent, sandbox="mine")
+    lock, words = place.workspace / "boundary.lock", ("--probe", *PROBES[1:])
+    silent = 'case "$*" in *fs_sentinel*) exit 0;; esac; exec "$@"'
+    mode = write_mode(place, "mine", ["sh", "-c", silent, "-", *OPEN], sandbox="mine")
     done = place.stream("lock", "-o", lock, "--mode", mode, *words)
     assert done.code == 0
     assert "fs_sentinel_delete (mine): " in done.err
-    assert done.err.endswith("lock: 1 cell in 1 mode, 1 not measured, 1 broken\n")
-    assert outcomes_in(lock) == {("mine", "fs_sentinel_delete"): "untold"}
+    assert done.err.endswith("lock: 2 cells in 1 mode, 1 not measured, 1 broken\n")
+    assert outcomes_in(lock)["mine", "fs_sentinel_delete"] == "untold"
     write_mode(place, "mine", OPEN, sandbox="mine")
     done = place.stream("lock", "--check", "--mode", mode, *words)
     assert (done.code, done.out.startswith(b"measured: 1 cell")) == (1, True)
+
+
+def test_a_sandbox_that_never_starts_is_not_locked(place: Place) -> None:
+    lock = place.workspace / "boundary.lock"
+    mode = write_mode(place, "mine", ["sh", "-c", "exit 3", "{probe}"], sandbox="mine")
+    done = place.stream("lock", "-o", lock, "--mode", mode, "bwrap-ro", "--probe", *PROBES)
+    assert (done.code, done.out) == (40, b"")
+    assert "mode mine: nothing could be measured in it: the probe failed" in done.err
+    assert not lock.exists()
+
+
+def test_another_user_is_a_note(place: Place, needs_root: None) -> None:
+    words = ("--mode", "bwrap-ro", "--probe", PROBES[0])
+    assert place.stream("lock", "-o", "boundary.lock", *words).code == 0
+    done = place.stream("lock", "--check", "--as", "nobody")
+    assert done.code == 0, done.err
+    assert b"bwrap-ro: user that the probes run as: locked root, now ordinary" in done.out
 
 
 def test_an_interrupt_leaves_no_lockfile(place: Place) -> None:
@@ -188,6 +205,7 @@ def test_unknown_names(place: Place, more: list[str]) -> None:
     assert "nosuch" in done.err
 
 
+@pytest.mark.writes_tmp
 def test_all_modes_that_can_be_run_here(place: Place) -> None:
     """Without a lockfile and without --mode. Here that is one: PATH has what it needs alone."""
     names = ("bwrap", "bash", "sh", "perl", "env", "cat", "id", "rm", "mkdir", "git", "uname")

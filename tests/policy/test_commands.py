@@ -90,6 +90,7 @@ def test_git_is_writable_in_srt_unless_it_is_denied(place: Place) -> None:
     assert "write:git was seen on the host" in done.err
 
 
+@pytest.mark.writes_tmp
 @needs_sandbox("codex")
 def test_codex_lets_out_what_its_settings_allow(place: Place) -> None:
     options = ["sandbox_mode=workspace-write", "sandbox_workspace_write.network_access=true"]
@@ -146,7 +147,7 @@ def test_claude_settings_around_another_sandbox(place: Place) -> None:
     [
         pytest.param("bwrap-offline", marks=needs_sandbox("bwrap")),
         pytest.param("bwrap-ro", marks=needs_sandbox("bwrap")),
-        pytest.param("codex-strict", marks=needs_sandbox("codex")),
+        pytest.param("codex-strict", marks=[needs_sandbox("codex"), pytest.mark.writes_tmp]),
         "landlock-workspace",
         "unshare-net",
     ],
