@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,7 @@ from stream.cli.options import Force, make_command, split_words
 from stream.cli.runner import number, print_note, run_to_exit
 
 if TYPE_CHECKING:
+    from stream.boundary.modes import Mode
     from stream.compare.lockfile import MeasuredBoundary, ParsedLock
     from stream.records.lock import BoundaryDrift
     from stream.records.modes import ModeBoundary
@@ -222,6 +223,7 @@ async def _measured_drift(
     plan = plan_modes(options, names, (cell.probe for cell in locked.lock.cells))
     assert plan.measured is not None
     absent |= dict(plan.measured.unavailable)
+    _check_names({mode.name for mode in locked.lock.modes}, plan.measured.modes, options.lockfile)
     modes = {*absent, *(mode.name for mode in plan.measured.modes)}
     probes = {script.id for script in plan.scripts} if options.probe or options.cap else None
     part = part_of_lock(
@@ -235,6 +237,20 @@ async def _measured_drift(
         cells = number(left_out, "cell")
         drift.notes.append(f"{cells} not compared: --mode, --probe and --cap leave them out")
     return part, drift
+
+
+def _check_names(locked: set[str], modes: Iterable[Mode], lockfile: str) -> None:
+    """Raise UsageError for modes of which nothing is locked: there is nothing to compare."""
+    from stream.errors import UsageError
+    from stream.records.modes import BASELINE
+
+    names = {mode.name for mode in modes} - {BASELINE}
+    if names and locked and not names & locked:
+        name, one = min(names), min(locked)
+        raise UsageError(
+            f"{lockfile}: mode {name} is not locked. To compare a changed copy of a mode, keep the"
+            f" name of its file: --mode changed/{one}.toml"
+        )
 
 
 def read_lockfile(name: str) -> ParsedLock:

@@ -144,6 +144,30 @@ def test_a_probe_that_fails_without_the_sandbox_proves_nothing(
     assert control == {"errno": "EACCES", "observed_result": "denied", "state": "no-control"}
 
 
+READ_ONLY = 'mount -o remount,bind,ro / && exec "$@"'
+OWN_MODES = {
+    "unshare-ro": (
+        ["unshare", "--mount", "bash", "-c", READ_ONLY, "-", "{probe}"],
+        {"fs_workspace_write_create": "EROFS", "fs_outside_workspace": "EROFS"},
+    ),
+    "landlock-no-tcp": (
+        ["{helpers}/landlock-run", "--rw", "{workspace}", "--no-tcp", "--", "{probe}"],
+        {"fs_outside_workspace": "EACCES", "egress_tcp_address": "EACCES"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN_MODES)
+def test_a_mode_of_ones_own_is_a_file(place: Place, needs_root: None, name: str) -> None:
+    command, closed = OWN_MODES[name]
+    mode = write_mode(place, name, command, sandbox=name)
+    cells = measure(place, "--mode", mode, "--probe", *closed)
+    for probe, errno in closed.items():
+        record = cells[name, probe]
+        assert record["result"]["errno"] == errno, record["result"]
+        assert (record["effect"]["state"], record["control"]["state"]) == ("not-seen", "succeeded")
+
+
 def test_a_wrapper_that_only_execs_lets_everything_through(place: Place) -> None:
     mode = write_mode(place, "inert", ["env", "{probe}"], sandbox="inert")
     cells = measure(place, "--mode", mode, "--probe", *EFFECTS)

@@ -177,6 +177,21 @@ def test_a_sandbox_that_never_starts_is_not_locked(place: Place) -> None:
     assert not lock.exists()
 
 
+def test_a_changed_copy_of_a_mode_keeps_its_name(place: Place) -> None:
+    words = ("--probe", "fs_outside_workspace")
+    assert place.stream("lock", "-o", "boundary.lock", "--mode", "bwrap-ro", *words).code == 0
+    other = write_mode(place, "mine", OPEN, sandbox="bubblewrap")
+    done = place.stream("lock", "--check", "--mode", other)
+    assert (done.code, done.out) == (2, b"")
+    assert "mode mine is not locked" in done.err
+    assert "--mode changed/bwrap-ro.toml" in done.err
+    changed = place.root / "changed" / "bwrap-ro.toml"
+    changed.parent.mkdir()
+    other.rename(changed)
+    done = place.stream("lock", "--check", "--mode", changed)
+    assert (done.code, done.out.startswith(b"OPENED: 1 cell")) == (1, True)
+
+
 def test_another_user_is_a_note(place: Place, needs_root: None) -> None:
     words = ("--mode", "bwrap-ro", "--probe", PROBES[0])
     assert place.stream("lock", "-o", "boundary.lock", *words).code == 0
