@@ -49,4 +49,5 @@ fi
   --raw-exit-code "$exit_code" \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "open_append" \
-  --operation-arg-json "attempt_bytes" "0"
+  --operation-arg-json "attempt_bytes" "0" \
+  ${FENCE_NONCE:+--operation-arg "effect" "$effect"}

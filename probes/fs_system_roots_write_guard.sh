@@ -50,4 +50,5 @@ fi
   --message "$message" \
   --raw-exit-code "$exit_code" \
   --payload-stderr "$stderr" \
-  --operation-arg "write_mode" "create"
+  --operation-arg "write_mode" "create" \
+  ${FENCE_NONCE:+--operation-arg "effect" "$effect"}
