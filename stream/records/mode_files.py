@@ -26,6 +26,8 @@ class ModeDocument(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     untested: bool = False
     start_seconds: float = 0.0  #: that its start may take, beside the time of a probe
     network: bool = True  #: it may be started inside of the stand-in's network namespace
+    #: two of them at a time disturb each other, as by files that both make in /tmp
+    alone: bool = False
     #: a setuid program, which can do nothing in the user namespace that an ordinary user's
     #: stand-in is in
     setuid: bool = False

@@ -12,11 +12,11 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from anyio import create_task_group, create_unix_listener, move_on_after, to_thread
+from anyio import Lock, create_task_group, create_unix_listener, move_on_after, to_thread
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -88,11 +88,18 @@ class Targets(Struct):
     left_outside: list[str] = field(default_factory=list)  #: mounts and control groups
     _slots: list[Slot] = field(default_factory=list)
     _victims: list[Victim] = field(default_factory=list)
+    _alone: Lock = field(default_factory=Lock)  #: for modes that take one probe at a time
     _unix_arrivals: set[str] = field(default_factory=set)
     _versions: dict[str, str | None] = field(default_factory=dict)
 
     async def measure(self, cell: Cell, index: int, timeout: float) -> MeasuredCell:
         """Run a cell in a slot, and look for its effects."""
+        is_alone = self.modes[cell.mode].document.alone
+        async with self._alone if is_alone else nullcontext():
+            return await self._measure_cell(cell, index, timeout)
+
+    async def _measure_cell(self, cell: Cell, index: int, timeout: float) -> MeasuredCell:
+        """Run a cell in a slot that is free, and whose mode is."""
         slot, victim = self._slots[index], self._victims[index]
         mode, nonce = self.modes[cell.mode], secrets.token_hex(6)
         places = self._places(slot, mode)

@@ -96,7 +96,7 @@ def test_codex_lets_out_what_its_settings_allow(place: Place) -> None:
     options = ["sandbox_mode=workspace-write", "sandbox_workspace_write.network_access=true"]
     words = [word for option in options for word in ("-c", option)]
     command = ["codex", "sandbox", *words, "--", "{probe}"]
-    lines = [f'title = "codex"\ncommand = {json.dumps(command)}']
+    lines = [f'title = "codex"\nalone = true\ncommand = {json.dumps(command)}']
     lines += ["[env]", 'CODEX_HOME = "{state}/codex"', ""]
     mode = write(place, "mine.toml", "\n".join(lines))
     settings = write(
