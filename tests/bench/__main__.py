@@ -447,7 +447,6 @@ def bench_archive(scratch: Path) -> list[Row]:
 
 BENCHES = {
     "matrix": bench_matrix,
-    "modes": bench_modes,
     "records": bench_records,
     "check": bench_check,
     "evidence": bench_evidence,
@@ -455,6 +454,7 @@ BENCHES = {
     "observe": bench_observe,
     "archive": bench_archive,
     "kernel": bench_kernel,
+    "modes": bench_modes,  # at the end: what it loads would count as the peak of the others
 }
 
 
